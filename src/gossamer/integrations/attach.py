@@ -7,23 +7,21 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from gossamer.codecs.warm import warm
 from gossamer.core.constraints import Constraint
-from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.errors import AttachError
 from gossamer.fabrics.heartbeat import Patience
 from gossamer.fabrics.members import Members
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.backward import Backward
-from gossamer.integrations.broadcast import hyperparameters, make_equal
+from gossamer.integrations.broadcast import make_equal
 from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
-from gossamer.integrations.elastic_checks import Untrained, compare_with_the_first, post_fingerprint, refuse_members
-from gossamer.integrations.groups import Given, group_of
-from gossamer.integrations.handshake import agree, compare, fingerprint
+from gossamer.integrations.elastic_checks import Untrained, refuse_members
+from gossamer.integrations.groups import Given, Where, between_nodes, group_of
+from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
-from gossamer.integrations.nodes import Where, between_nodes, host_names
 from gossamer.integrations.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
@@ -38,7 +36,6 @@ from gossamer.integrations.wrappers import (
     warn_of_unstepped,
 )
 from gossamer.recipe import Recipe
-from gossamer.runtime import Together, Worker, params_of
 
 MemoryPool = Literal["average", "broadcast", "local"]
 
@@ -110,54 +107,44 @@ def attach(
     if isinstance(group, Members):
         refuse_members(Recipe.of(recipe), nodes, weight)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
+
+    def check_arguments(hosts: list[str]) -> Plan:
+        check_weight(weight)
+        policy = buffers
+        if wrapper is not None:
+            refuse_options(wrapper)
+            policy = buffers or _as_ddp_does(wrapper)
+        parsed = between_nodes(
+            Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
+        )
+        plan = _plan(model, optimizer, parsed, policy, scaler, find_unused_parameters)
+        if fabric.size > 1:
+            refuse_searches(plan.optimizers)
+            refuse_devices(plan.params, shared_buffers(model, plan.facts["buffers"]))
+            refuse_lengths(plan.recipe, fabric.device)
+        return plan._replace(facts={"deadline": deadline, **plan.facts})
+
     try:
-        given, refusal = None, None
-        hosts = host_names(fabric) if nodes == "hosts" else []
-        try:
-            check_weight(weight)
-            if wrapper is not None:
-                refuse_options(wrapper)
-                buffers = buffers or _as_ddp_does(wrapper)
-            parsed = between_nodes(
-                Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
-            )
-            given = _given(model, optimizer, parsed, buffers, scaler, find_unused_parameters)
-            if fabric.size > 1:
-                refuse_searches(given[1])
-                refuse_devices(given[2], shared_buffers(model, given[3]))
-                refuse_lengths(given[0], fabric.device)
-        except (GossamerError, TypeError) as error:
-            refusal = error
-        if fabric.size > 1 and not fabric.present.joins:
-            fabric.run(agree(refusal, fabric.device), "attach")
-        if refusal is not None:
-            raise refusal
-        assert given is not None
-        parsed, optimizers, named, policy = given
+        plan = agreed(fabric, "attach", nodes, check_arguments)
         comes = fabric.present.joins  # to others that are at work
-        joint = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
-        worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
-        worker.ranks.regroup(fabric.present)
+        worker = make_worker(plan, fabric, "attach", model, seed)
         worker.untrained = Untrained(model, worker) if fabric.members else None
         worker.measurement.every = measure_every
-        if fabric.size > 1:
-            # Compile kernels now: the first step has a deadline.
-            warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
-            extras = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
-            facts = fingerprint(worker, extras | hyperparameters(optimizers), model)
-            if comes:
-                compare_with_the_first(worker, facts, fabric)
-            else:
-                fabric.run(compare(worker, facts), "attach")
-                fabric.run(agree_on_weights(worker, weight), "attach")
-                fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
-                fabric.run(make_equal(model, optimizers, worker), "attach")
-                post_fingerprint(worker, facts, fabric)
+        if fabric.size > 1 and not comes:
+            fabric.run(agree_on_weights(worker, weight), "attach")
+            fabric.run(make_equal(model, plan.optimizers, worker), "attach")
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.on_late = on_late
         meter.begin(kind)
         steps = StepLoop(
-            model, optimizers, worker, fabric, meter, buffers=policy, scaler=scaler, before_step=before_step
+            model,
+            plan.optimizers,
+            worker,
+            fabric,
+            meter,
+            buffers=plan.facts["buffers"],
+            scaler=scaler,
+            before_step=before_step,
         )
         backward = Backward(steps, looped, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
@@ -175,15 +162,15 @@ def _as_ddp_does(wrapper: DistributedDataParallel) -> MemoryPool | None:
     return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
 
-def _given(
+def _plan(
     model: nn.Module,
     optimizer: object,
     parsed: Recipe,
     buffers: MemoryPool | None,
     scaler: Any,
     find_unused: bool,
-) -> tuple[Recipe, tuple[Optimizer, ...], dict[str, Tensor], str]:
-    """Parse this rank's arguments and check that they fit together."""
+) -> Plan:
+    """Check that this rank's arguments fit together."""
     if model in attached:
         raise AttachError("the model is attached already; call detach() on its communicator first")
     refuse_model(model)
@@ -191,7 +178,8 @@ def _given(
     for one in (parsed, *parsed.reached):
         refuse_optimizers(optimizers, one)
     named = _trainable(model, optimizers)
-    return parsed, optimizers, named, check(model, parsed, buffers, scaler, find_unused)
+    policy = check(model, parsed, buffers, scaler, find_unused)
+    return Plan(parsed, named, optimizers, {"buffers": policy, "find_unused_parameters": find_unused})
 
 
 def check(
@@ -244,5 +232,5 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
             f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
             "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
         )
-    warn_of_unstepped(named, optimizers)
+    warn_of_unstepped(named, optimizers, stacklevel=6)
     return named

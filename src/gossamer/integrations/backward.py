@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gossamer.core.errors import AttachError
 from gossamer.core.schedule import together
 from gossamer.core.verbs import Program, join
-from gossamer.integrations import consensus, engine
+from gossamer.integrations import consensus, introspection
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
@@ -70,7 +70,7 @@ class Backward:
             if not (self.syncing and syncs(self.looped)):
                 self.steps.only_adds(parameter)
                 return
-            task = engine.pass_under_way()
+            task = introspection.pass_under_way()
             if task != self._task or not self._inside:
                 self._enter(parameter, task)
             param = self.worker.params[name]
@@ -90,9 +90,9 @@ class Backward:
 
     def _enter(self, parameter: Tensor, task: int) -> None:
         """Start a new step if this gradient belongs to a new backward pass."""
-        if self._inside and engine.is_nested():
+        if self._inside and introspection.is_nested():
             return
-        if engine.is_nested():
+        if introspection.is_nested():
             raise AttachError(
                 "a backward pass inside another one (reentrant checkpointing) would send its gradients before the outer "
                 "pass is done: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -104,7 +104,7 @@ class Backward:
             )
         self._task = task
         self._begin(parameter)
-        engine.at_end(self._end)
+        introspection.at_end(self._end)
 
     def _begin(self, parameter: Tensor | None) -> None:
         """Prepare for the gradients of a step; `parameter` has the first one."""

@@ -13,9 +13,9 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
-from gossamer.integrations.load_balance import Stopwatch, share_out
 from gossamer.integrations.metrics import Told
 from gossamer.integrations.steps import StepLoop
+from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
 from gossamer.runtime import Heterogeneity, checkpoint, gradients_of, heterogeneity
 

@@ -1,6 +1,6 @@
 """ddp: register a recipe as the communication hook of a DistributedDataParallel model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,27 +12,25 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gossamer.codecs.warm import warm
-from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.errors import AttachError
 from gossamer.core.torch_private import private_name
 from gossamer.fabrics.heartbeat import Patience
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations import consensus
-from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.communicator import attached
 from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
-from gossamer.integrations.handshake import agree, compare, fingerprint
+from gossamer.integrations.groups import Where, between_nodes
+from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
-from gossamer.integrations.nodes import Where, between_nodes, host_names
 from gossamer.integrations.requirements import HOOK, HOOK_ALONE, refuse
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.runtime import Together, Worker, checkpoint, params_of
+from gossamer.runtime import Worker, checkpoint
 
 _handed_over: Any = private_name(
     DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
@@ -230,22 +228,21 @@ def register(
     parsed = Recipe.of(recipe)
     optimizers = () if optimizer is None else optimizers_of(optimizer, "register")
     check(parsed, sees_rates=bool(optimizers))
-    fabric = TorchFabric(
-        group,
-        deadline=deadline,
-        patience=patience,
-        device=device_of(ddp_model.module),
-    )
-    # Without an optimizer, recipes that use learning rates are refused: this one's rate is never read.
-    joint = Together(optimizers or [torch.optim.SGD(list(named.values()), lr=1.0)])
-    try:
-        parsed = _agreed(parsed, named, optimizers, nodes, fabric, group)
-        worker = Worker(parsed, params_of(named), joint, fabric.rank, fabric.size, seed)
+    fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(ddp_model.module))
+
+    def check_arguments(hosts: list[str]) -> Plan:
+        leveled = between_nodes(parsed, nodes, hosts, fabric.size, group)
+        if optimizers:
+            refuse_strange(named, optimizers)
+            warn_of_unstepped(named, optimizers, "register", stacklevel=4)
         if fabric.size > 1:
-            warm(parsed, fabric.device, worker.buckets[0].layout.dtype)
-            facts = fingerprint(worker, {"deadline": deadline} | hyperparameters(optimizers), ddp_model.module)
-            fabric.run(compare(worker, facts), "register")
-            fabric.form(parsed.groups(fabric.size), parsed.ranks_per_node)
+            refuse_devices(named, {})
+            refuse_lengths(leveled, next(iter(named.values())).device)
+        return Plan(leveled, named, optimizers, {"deadline": deadline})
+
+    try:
+        plan = agreed(fabric, "register", nodes, check_arguments)
+        worker = make_worker(plan, fabric, "register", ddp_model.module, seed)
     except BaseException:
         fabric.close()
         raise
@@ -254,40 +251,6 @@ def register(
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
     ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else _hook())
     return hook
-
-
-def _agreed(
-    recipe: Recipe,
-    named: Mapping[str, Tensor],
-    optimizers: Sequence[Optimizer],
-    nodes: Where | None,
-    fabric: TorchFabric,
-    group: "dist.ProcessGroup | None",
-) -> Recipe:
-    """Return the recipe for these nodes; if one rank refuses its arguments, all ranks raise an error."""
-    hosts = host_names(fabric) if nodes == "hosts" else []
-    refusal: GossamerError | None = None
-    try:
-        recipe = between_nodes(recipe, nodes, hosts, fabric.size, group)
-        if optimizers:
-            refuse_strange(named, optimizers)
-            warn_of_unstepped(named, optimizers, "register", stacklevel=3)
-    except GossamerError as error:
-        refusal = error
-    if fabric.size > 1:
-        fabric.run(agree(refusal or _refusal(recipe, named), fabric.device), "register")
-    elif refusal is not None:
-        raise refusal
-    return recipe
-
-
-def _refusal(recipe: Recipe, named: Mapping[str, Tensor]) -> AttachError | None:
-    try:
-        refuse_devices(named, {})
-        refuse_lengths(recipe, next(iter(named.values())).device)
-    except AttachError as refusal:
-        return refusal
-    return None
 
 
 def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:

@@ -1,24 +1,16 @@
 """GradScalers: detect skipped steps, read the loss scale, and refuse a scaler that was not passed to `attach`."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from gossamer.core.stream_events import StreamMark
-from gossamer.core.torch_private import private_name
+from gossamer.integrations.introspection import is_called_by_scaler
 from gossamer.integrations.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, UNTOLD_MOMENTUM, refuse
 from gossamer.recipe import Recipe
-
-_step_code: Any = private_name(
-    private_name(GradScaler, "step", "detects a scaler that was not passed to attach"),
-    "__code__",
-    "detects such a scaler",
-)
 
 
 class ScalerHook:
@@ -90,7 +82,7 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     fall behind, and wait for the others in the end. If gradients are averaged, all scalers see the same values, and the next
     backward shows what was skipped; but a memory would send its residual under another scale.
     """
-    if not _is_called_by_scaler():
+    if not is_called_by_scaler():
         return
     refuse(recipe, *SCALED)
     if recipe.schedule.shape.averages_gradients:
@@ -102,17 +94,3 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
 def _skips_inside(optimizer: Optimizer) -> bool:
     """True if the optimizer itself skips non-finite gradients, as fused optimizers do, so that a scaler always calls step()."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def _is_called_by_scaler() -> bool:
-    """True if an enabled GradScaler is calling this `optimizer.step()`, found by searching the Python stack.
-
-    Torch (2.6 to 2.13) offers no other way: a scaler passes no argument of its own to `optimizer.step()`, has no hooks, and
-    keeps its result (`_found_inf_per_device`) to itself. It sets `grad_scale` and `found_inf` on fused optimizers only.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _step_code:
-            return bool(frame.f_locals["self"].is_enabled())
-        frame = frame.f_back
-    return False

@@ -14,7 +14,6 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
-from gossamer.integrations.forward_hook import ForwardHook
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.loop_warnings import LoopWarnings
@@ -290,6 +289,27 @@ class StepLoop:
                 optimizer.step()
         finally:
             self._catching_up = False
+
+
+class ForwardHook:
+    """Opens the quorum of a step (backup workers) before each training forward; copies of the model get a `DetachedHook` instead."""
+
+    def __init__(self, open_quorum: Callable[[], None]) -> None:
+        self._open: Any = torch.compiler.disable(open_quorum)  # called by a compiled model too
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if module.training:
+            self._open()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DetachedHook, ()
+
+
+class DetachedHook:
+    """Does nothing; replaces a `ForwardHook` in copies of the model."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        return
 
 
 def _do_nothing() -> None:

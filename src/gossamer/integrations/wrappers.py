@@ -1,16 +1,15 @@
 """Wrappers: detect other libraries' wrappers and optimizers that average, shard or never step, and refuse them."""
 
-import gc
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
+from gossamer.integrations.introspection import kind_names, living
 from gossamer.recipe import Recipe
 
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
@@ -22,7 +21,7 @@ def refuse_model(model: nn.Module) -> None:
     """Refuse a model that another library averages or shards."""
     for name, module in model.named_modules():
         where = f"the model's {name!r}" if name else "this model"
-        kinds = _kinds(type(module))
+        kinds = kind_names(type(module))
         if DDP in kinds:
             raise AttachError(
                 f"{where} is wrapped in DistributedDataParallel, which would average it a second time: {OUT_OF_DDP}"
@@ -35,7 +34,7 @@ def refuse_model(model: nn.Module) -> None:
         if FSDP in kinds or FSDP2 in kinds:
             raise AttachError(_sharded(where, "FSDP"))
     for name, parameter in model.named_parameters():
-        if "DTensor" in _kinds(type(parameter)):
+        if "DTensor" in kind_names(type(parameter)):
             raise AttachError(_sharded(f"parameter {name!r}", "a DTensor (fully_shard or tensor parallelism)"))
 
 
@@ -62,7 +61,7 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
     local = not recipe.schedule.shape.averages_gradients
     parted = any("parts models" in one.traits for one in recipe.parts())
     for optimizer in optimizers:
-        kinds = _kinds(type(optimizer))
+        kinds = kind_names(type(optimizer))
         if (local or parted) and "ZeroRedundancyOptimizer" in kinds:
             raise AttachError(
                 f"ZeroRedundancyOptimizer steps some parameters on each rank and sends them to the other ranks, so under "
@@ -133,13 +132,13 @@ def stepped_by(optimizers: Sequence[Optimizer]) -> set[int]:
 def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
     """Refuse a model that has run inside another wrapper than the `attached` one, which averages nothing.
 
-    A wrapper leaves no mark on the module inside it, so this searches all objects of the process: about 20 ms.
+    This searches all objects of the process.
     """
     mine = {id(p) for p in model.parameters()}
-    for wrapper in _living({DDP, FSDP, DEEPSPEED}):
+    for wrapper in living({DDP, FSDP, DEEPSPEED}):
         if wrapper is attached or not any(id(p) in mine for p in wrapper.parameters()):
             continue
-        if DDP not in _kinds(type(wrapper)):
+        if DDP not in kind_names(type(wrapper)):
             raise AttachError(_sharded("this model", type(wrapper).__name__))
         if getattr(
             wrapper, "_lazy_init_ran", True
@@ -148,18 +147,6 @@ def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
                 "the model is attached and also runs inside DistributedDataParallel, which averages densely first: "
                 + OUT_OF_DDP
             )
-
-
-def _living(names: set[str]) -> Iterable[Any]:
-    """Return all objects of the process whose class, or a base of it, has one of these names."""
-    objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if names & _kinds(kind)}
-    return [o for o in objects if type(o) in kinds] if kinds else []
-
-
-def _kinds(kind: type) -> set[str]:
-    """Return the names of a class and its bases; comparing names avoids importing other packages."""
-    return {base.__name__ for base in kind.__mro__}
 
 
 def _sharded(what: str, how: str) -> str:

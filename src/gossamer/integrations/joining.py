@@ -1,0 +1,70 @@
+"""Joining a run: check on this rank, agree over all ranks, make the worker. The path of every front door.
+
+What differs is where gradients come from: `attach` takes them from autograd (`backward.py`), `ddp.register` from DDP's buckets.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.codecs.warm import warm
+from gossamer.core.errors import GossamerError
+from gossamer.fabrics.torch import TorchFabric
+from gossamer.integrations.broadcast import hyperparameters
+from gossamer.integrations.elastic_checks import compare_with_the_first, post_fingerprint
+from gossamer.integrations.groups import Where, host_names
+from gossamer.integrations.handshake import agree, compare, fingerprint
+from gossamer.recipe import Recipe
+from gossamer.runtime import Together, Worker, params_of
+
+
+class Plan(NamedTuple):
+    """What this rank would train with, checked."""
+
+    recipe: Recipe
+    params: Mapping[str, Tensor]
+    optimizers: Sequence[Optimizer]
+    facts: Mapping[str, Any]  # what must be equal on all ranks, besides model, recipe and hyperparameters
+
+
+def agreed(fabric: TorchFabric, what: str, nodes: Where | None, check: Callable[[list[str]], Plan]) -> Plan:
+    """Return this rank's plan; if one rank refuses its arguments, all ranks raise an error.
+
+    `check` gets the host name of each rank, if `nodes` asks for them.
+    """
+    plan, refusal = None, None
+    hosts = host_names(fabric) if nodes == "hosts" else []
+    try:
+        plan = check(hosts)
+    except (GossamerError, TypeError) as error:
+        refusal = error
+    if fabric.size > 1 and not fabric.present.joins:
+        fabric.run(agree(refusal, fabric.device), what)
+    if refusal is not None:
+        raise refusal
+    assert plan is not None
+    return plan
+
+
+def make_worker(plan: Plan, fabric: TorchFabric, what: str, model: nn.Module, seed: int) -> Worker:
+    """Make the worker, compile its kernels, compare the set-up of all ranks, and form the groups that it communicates in."""
+    held = plan.optimizers
+    if not held:  # a recipe that uses learning rates was refused: this one's rate is never read
+        held = [torch.optim.SGD(list(plan.params.values()), lr=1.0)]
+    joint = held[0] if len(held) == 1 else Together(held)
+    worker = Worker(plan.recipe, params_of(plan.params), joint, fabric.rank, fabric.size, seed)
+    worker.ranks.regroup(fabric.present)
+    if fabric.size == 1:
+        return worker
+    warm(plan.recipe, fabric.device, worker.buckets[0].layout.dtype)  # now: the first step has a deadline
+    facts = fingerprint(worker, {**plan.facts, **hyperparameters(plan.optimizers)}, model)
+    if fabric.present.joins:  # others are at work
+        compare_with_the_first(worker, facts, fabric)
+        return worker
+    fabric.run(compare(worker, facts), what)
+    fabric.form(plan.recipe.groups(fabric.size), plan.recipe.ranks_per_node)
+    post_fingerprint(worker, facts, fabric)
+    return worker
