@@ -35,9 +35,10 @@ from tests.integrations.loops import attached, small_step
 from tests.runtime.gym import make, on_all, pull, sgd, train
 from torch import Tensor
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.errors import CheckpointError
 from gossamer.integrations.checkpoint import load, read, save
-from gossamer.runtime import Worker, checkpoint
+from gossamer.runtime import Worker
 
 RECIPES = [
     *("allreduce", "topk(ratio=0.1)", "powersgd", "scatter(topk(ratio=0.2)) + error_feedback()", "terngrad"),

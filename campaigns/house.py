@@ -167,8 +167,8 @@ def _imports(tree: ast.AST, files: dict[str, str]) -> Iterator[str]:
 def _components(graph: dict[str, set[str]]) -> Iterator[list[str]]:
     """Strongly connected components (Tarjan), without recursion."""
     index, low, stack, on, count = dict[str, int](), dict[str, int](), list[str](), set[str](), 0
-    for root in graph:
-        work = [(root, iter(graph[root]))] if root not in index else []
+    for root, others in graph.items():
+        work = [(root, iter(others))] if root not in index else []
         while work:
             node, rest = work[-1]
             if node not in index:

@@ -49,8 +49,8 @@ MUTATIONS = (
     Mutation("fabric: what is sent last is read first", "fabrics/sim.py", "arrival, wire = self.mail[route].popleft()", "arrival, wire = self.mail[route].pop()", "tests/fabrics/test_sim.py::test_messages_of_one_pair_arrive_in_the_order_of_sending"),
     Mutation("fabric: a gather among one more", "fabrics/ledger.py", "(count - 1) * wire.numel()", "count * wire.numel()", "tests/exchanges/test_averages.py::test_gathered_bytes_grow_with_the_world"),
     # what a file holds
-    Mutation("checkpoint: a sum where the mean is kept", "runtime/checkpoint.py", '(total / len(own) if policy == "mean" else total)', "total", f"{NEW_RUN}::test_a_new_world_keeps_the_mean_residual_and_everything_owed"),
-    Mutation("checkpoint: what is on its way is left out", "runtime/checkpoint.py", 'out[i]["schedule"] = {"pending": mean}', "pass", f"{OVERLAP}::test_saving_with_a_message_in_flight_changes_no_bit"),
+    Mutation("checkpoint: a sum where the mean is kept", "checkpoints/state.py", '(total / len(own) if policy == "mean" else total)', "total", f"{NEW_RUN}::test_a_new_world_keeps_the_mean_residual_and_everything_owed"),
+    Mutation("checkpoint: what is on its way is left out", "checkpoints/state.py", 'out[i]["schedule"] = {"pending": mean}', "pass", f"{OVERLAP}::test_saving_with_a_message_in_flight_changes_no_bit"),
     # what it costs, says and shows
     Mutation("counting: a warm-up counts", "planning/dry_run.py", "return warmup + 1, warmup + every", "return 1, every", f"{COUNTING}::test_only_whole_rounds_after_the_warm_up_count"),
     Mutation("recipe: a preset's rules come first", "recipe.py", "rules=(*rules, *base.rules)", "rules=(*base.rules, *rules)", f"{RECIPE}::test_rules_given_come_before_a_preset_s_own"),
@@ -66,7 +66,7 @@ MUTATIONS = (
     # controllers
     Mutation("controller: at the threshold it is mild", "controllers/regimes.py", "abs(old - now) / old >= threshold", "abs(old - now) / old > threshold", f"{ACCORDION}::test_a_parameter_is_critical_exactly_at_the_drop"),
     Mutation("controller: what it counts is scaled", "runtime/controller_runner.py", "gradient / scale if scale != 1 else gradient", "gradient", f"{SUMS}::test_they_are_free_of_the_loss_scale"),
-    Mutation("controller: what is owed is left behind", "runtime/checkpoint.py", "if type(bucket.exchange) is not type(other.exchange):", "if False:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
+    Mutation("controller: what is owed is left behind", "runtime/succession.py", "if type(bucket.exchange) is not type(other.exchange):", "if False:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
     # updates
     Mutation("update: a late rank descends along the mean", "runtime/update_step.py", "drafts = self.redirect()", "drafts = []", "tests/updates/test_signs.py::test_late_ranks_take_the_directions_that_they_missed"),
     # groups and nodes

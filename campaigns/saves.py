@@ -225,8 +225,8 @@ def judge(case: Case, number: int, rank: Rank, at: float, step: str, limit: floa
 
 def left_behind(path: str) -> str:
     """What `load` says of the folder that was written when the blow fell."""
+    from gossamer.checkpoints.folder import Folder
     from gossamer.core.errors import CheckpointError
-    from gossamer.integrations.dcp_reader import Folder
 
     try:
         folder = Folder(path)

@@ -21,9 +21,10 @@ from tests.runtime import fleet
 from tests.runtime.gym import make, on_all, parameters, pull, train
 from torch import Tensor
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker, checkpoint
+from gossamer.runtime import Worker
 
 SIZES, STEPS = (1, 3, 4), 9
 

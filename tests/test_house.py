@@ -14,7 +14,7 @@ import gossamer
 
 ROOT, SOURCE = Path(__file__).parents[1], Path(gossamer.__file__).parent
 TOOL = {"gossamer.bench", "gossamer.__main__"}  # the second starts the command line
-MAY_TOUCH_THE_NETWORK = {"fabrics", "integrations", "bench/compare", "bench/cli"}
+MAY_TOUCH_THE_NETWORK = {"checkpoints", "fabrics", "integrations", "bench/compare", "bench/cli"}
 
 
 def modules() -> list[Path]:
@@ -38,7 +38,7 @@ def test_algorithms_never_touch_torch_distributed_and_nothing_is_pickled() -> No
         touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in names)
         room = "/".join(place.parts[:2]) if place.parts[0] == "bench" else place.parts[0]
         assert not touches or room in MAY_TOUCH_THE_NETWORK, place
-        reads_dcp = place.as_posix() == "integrations/dcp_reader.py"
+        reads_dcp = place.as_posix() == "checkpoints/folder.py"
         assert not names & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set()), place
         assert "all_gather_object" not in path.read_text(), place
 

@@ -90,9 +90,9 @@ EXCEPTIONS = {
     ("integrations/grad_scaler.py", "_send"): "pinned memory is the host's",
     ("integrations/consensus.py", "check"): "host data; moved before it is sent",
     ("integrations/handshake.py", "tell"): "host data, moved in the same line",
-    ("integrations/state_tree.py", "pack"): "a part of a file",
+    ("checkpoints/tree.py", "pack"): "a part of a file",
     ("schedules/mixing.py", "_shares"): NUMBER,
-    ("runtime/checkpoint.py", "_pending"): NUMBER,
+    ("checkpoints/state.py", "_pending"): NUMBER,
     ("schedules/quorum.py", "offer"): "host data; moved before it is sent",
 }
 CURRENT = {"current_device", "current_stream", "default_stream", "Stream", "synchronize"}

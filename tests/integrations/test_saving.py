@@ -14,9 +14,9 @@ from tests.integrations.loops import attached, small_step
 from tests.integrations.test_frozen import process_of
 from tests.marked import SLACK
 
+from gossamer.checkpoints.folder import Folder
 from gossamer.core.errors import CheckpointError, PeerError
 from gossamer.integrations import checkpoint
-from gossamer.integrations.dcp_reader import Folder
 
 pytestmark = pytest.mark.gang
 

@@ -24,8 +24,8 @@ from tests.runtime.gym import (
 )
 from torch import Tensor
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.errors import CheckpointError
-from gossamer.runtime import checkpoint
 
 ROUND = 3
 STEPS = 2 * ROUND + 1

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.bench.catalogue.samples import parts_of
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.bucket import Bucket
 from gossamer.core.contracts import Update
 from gossamer.core.verbs import Program
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import EF21
 from gossamer.recipe import Recipe
-from gossamer.runtime import BucketState, Worker, checkpoint
+from gossamer.runtime import BucketState, Worker
 from gossamer.schedules import Accelerated, mixing
 from gossamer.simulate import Replica, replicas, train
 from gossamer.updates import Signs

@@ -11,10 +11,11 @@ from tests.runtime import fleet
 from tests.runtime.gym import Odd, Worker, make, on_all, pull, train
 from torch import Tensor
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.controllers import noise, regimes
 from gossamer.core.verbs import Program
 from gossamer.kernels import finite
-from gossamer.runtime import averaging, checkpoint, controller_runner
+from gossamer.runtime import averaging, controller_runner, succession
 from gossamer.schedules import quorum
 
 
@@ -160,10 +161,10 @@ def test_memories_that_change_their_channel_are_marked_as_used_by_who_moves_them
     def used_here(tensors: Iterable[Tensor]) -> None:
         marked.extend(tensors)
 
-    monkeypatch.setattr(checkpoint, "record_stream_use", used_here)
+    monkeypatch.setattr(succession, "record_stream_use", used_here)
     ranks = make("powersgd", 2)
     train(ranks, pull, 2)
     worker, apart = ranks[0].worker, make("powersgd" + fleet.SMALL, 2)[0].worker
-    checkpoint.carry_over(worker.buckets, apart.buckets, 2)
+    succession.carry_over(worker.buckets, apart.buckets, 2)
     residuals = [c.states["memory"]["residual"] for c in worker.buckets]
     assert {r.data_ptr() for r in residuals} <= {t.untyped_storage().data_ptr() for t in marked}

@@ -5,7 +5,7 @@ from copy import deepcopy
 import torch
 from tests.runtime.gym import contents, held, make, parameters, pull, sgd, train
 
-from gossamer.runtime import checkpoint
+from gossamer.checkpoints import state as checkpoint
 
 RECIPE = "allreduce(fp32()) + accelerated()"
 

@@ -8,10 +8,10 @@ from tests.runtime.fleet import SMALL
 from tests.runtime.gym import bit_equal, contents, held, make, parameters, pull, resumed, train
 from torch import Tensor
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.errors import AttachError, CheckpointError, RecipeError
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.runtime import checkpoint
 
 DENSE = "scatter(fp32()) + "
 SHARDED = DENSE + "slowmo(3, sharded=True)"

@@ -9,16 +9,15 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from gossamer.checkpoints.folder import Folder, read, write
+from gossamer.checkpoints.manifest import cut
+from gossamer.checkpoints.tree import Saved, clear, digest, pack
 from gossamer.core.errors import CheckpointError, PeerError, plainly
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.fabrics.torch import TorchFabric
 from gossamer.integrations.communicator import Communicator
-from gossamer.integrations.dcp_reader import Folder, read
 from gossamer.integrations.handshake import tell
-from gossamer.integrations.state_tree import Saved, clear, digest, pack
-from gossamer.integrations.written import write
 from gossamer.runtime import Worker
-from gossamer.runtime.compatibility import cut
 
 __all__ = ["load", "read", "save"]
 

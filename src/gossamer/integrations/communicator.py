@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.fabrics.ledger import Ledger
@@ -17,7 +18,7 @@ from gossamer.integrations.metrics import Told
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
-from gossamer.runtime import Heterogeneity, checkpoint, gradients_of, heterogeneity
+from gossamer.runtime import Heterogeneity, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
 
@@ -345,7 +346,7 @@ class Communicator:
         with self._during("state_dict"):
             self._steps.settle_skipped()
             self.fabric.run(self.worker.quiesce())
-            state = checkpoint.save(self.worker)
+            state = checkpoints.save(self.worker)
             self.fabric.run(self.worker.quiesce())  # a rank that goes on sends requests: wait until all have saved
             return state
 
@@ -362,7 +363,7 @@ class Communicator:
             )
         put, error = None, None
         try:
-            put = checkpoint.prepare(self.worker, saved)
+            put = checkpoints.prepare(self.worker, saved)
         except GossamerError as refused:
             error = refused
         if self.fabric.size > 1:

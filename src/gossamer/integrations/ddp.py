@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError
 from gossamer.core.torch_private import private_name
 from gossamer.fabrics.heartbeat import Patience
@@ -30,7 +31,7 @@ from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker, checkpoint
+from gossamer.runtime import Worker
 
 _handed_over: Any = private_name(
     DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
@@ -102,11 +103,11 @@ class Hook:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain tensors and scalars; save one per rank, between steps."""
-        return checkpoint.save(self.worker)
+        return checkpoints.save(self.worker)
 
     def load_state_dict(self, saved: Any) -> None:
         """Load a `state_dict`; after a change of world size, give the dictionaries of all old ranks."""
-        checkpoint.load(self.worker, saved)
+        checkpoints.load(self.worker, saved)
         self.intake = GradBuckets(self.worker, self._launch)
         self._meter.restart()
 

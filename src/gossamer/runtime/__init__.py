@@ -1,7 +1,6 @@
 """Runs a recipe on the parameters of one rank, independently of processes and networks."""
 
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
-from gossamer.runtime import checkpoint
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.heterogeneity import Heterogeneity, gradients_of, heterogeneity
 from gossamer.runtime.optimizers import Together
@@ -16,7 +15,6 @@ __all__ = [
     "Together",
     "Worker",
     "after_optimizer_step",
-    "checkpoint",
     "gradients_of",
     "heterogeneity",
     "params_of",

@@ -15,10 +15,9 @@ from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, join
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
-from gossamer.runtime.checkpoint import carry_over, turn
 from gossamer.runtime.controller_stats import numbers, summed
 from gossamer.runtime.recipe_changes import describe
-from gossamer.runtime.succession import hand_over
+from gossamer.runtime.succession import carry_over, hand_over, turn
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker

@@ -1,16 +1,17 @@
-"""Hands the state of one recipe over to the next when a controller changes the recipe."""
+"""Hands the state of one recipe over to the next when a controller changes the recipe, and the state of buckets to others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses
-from gossamer.core.bucket import State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import ARREARS
+from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import BucketState, owners
+from gossamer.runtime.buckets import ROLES, BucketState, owners, settle, word
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> None:
@@ -28,6 +29,88 @@ def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, siz
         if begins_anew(before.schedule, after.schedule):
             _replace(bucket, "schedule", {})
             _replace(bucket, "mixer", {})
+
+
+def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int) -> None:
+    """Move each parameter's memory to its new bucket after a controller's change."""
+    everything = dict[str, Tensor]()
+    for bucket in old:
+        settle(bucket, size)
+        for role in ROLES:
+            for key, tensor in by_parameter(bucket.states[role], bucket).items():
+                everything[f"{role}/{key}"] = tensor
+    record_stream_use(everything.values())  # a comm thread made them, and they are released here
+    for bucket in new:
+        for role in ROLES:
+            bucket.states[role] = by_bucket(
+                bucket,
+                {k.removeprefix(f"{role}/"): v for k, v in everything.items() if k.startswith(f"{role}/")},
+            )
+
+
+def turn(buckets: Sequence[BucketState], others: Sequence[BucketState], size: int) -> None:
+    """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied.
+
+    An exchange of the same kind keeps the residual of the one before it.
+    """
+    for bucket, other in zip(buckets, others, strict=True):
+        if type(bucket.exchange) is not type(other.exchange):
+            settle(bucket, size)
+        bucket.exchange, bucket.memory, bucket.shift = other.exchange, other.memory, other.shift
+        bucket.group, bucket.fragment = other.group, other.fragment
+
+
+def by_parameter(state: State, bucket: BucketState) -> dict[str, Tensor]:
+    """Flat tensors by parameter; scalars for each parameter; keys with a colon name their parameter themselves."""
+    out = dict[str, Tensor]()
+    for key, tensor in state.items():
+        if ":" in key:
+            out[key] = tensor
+        elif tensor.dtype == torch.uint8:
+            out[f"{key}/{bucket.name}"] = tensor
+        elif tensor.dim() == 0:
+            out |= {f"{key}/{s.name}": tensor for s in bucket.layout.segments}
+        elif tensor.numel() != bucket.layout.numel:
+            raise CheckpointError(
+                f"{key!r} of the bucket of {bucket.name!r} has {tensor.numel()} elements, and the bucket {bucket.layout.numel}: a "
+                f"part may keep scalars, tensors as long as its bucket, and tensors of one parameter under '{key}:NAME'"
+            )
+        else:
+            # at least one dimension: a tensor without is a scalar that all parameters share
+            out |= {f"{key}/{n}": torch.atleast_1d(view) for n, view in Bucket(tensor, bucket.layout).tensors()}
+    return out
+
+
+def by_bucket(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
+    """The inverse of `by_parameter`; missing parameters are zero."""
+    state: State = {}
+    for key in dict.fromkeys(word(k) for k in entries):
+        if ":" in key:
+            continue
+        found = {s.name: entries[f"{key}/{s.name}"] for s in bucket.layout.segments if f"{key}/{s.name}" in entries}
+        if not found:
+            continue
+        sample = next(iter(found.values()))
+        if sample.dim() == 0 or sample.dtype == torch.uint8:
+            state[key] = home(sample, bucket)
+        else:
+            flat = bucket.empty().to(sample.dtype)
+            for name, view in Bucket(flat, bucket.layout).tensors():
+                if name in found and found[name].numel() != view.numel():
+                    raise CheckpointError(
+                        f"{key} of {name!r} has {found[name].numel()} elements, and {name!r} has {view.numel()}"
+                    )
+                if name in found:
+                    view.copy_(found[name].view(view.shape))
+            state[key] = flat
+    names = {s.name for s in bucket.layout.segments}
+    named = {k: v for k, v in entries.items() if ":" in word(k) and k.partition(":")[2] in names}
+    return state | {k: home(v, bucket) for k, v in named.items()}
+
+
+def home(tensor: Tensor, bucket: BucketState) -> Tensor:
+    """Copy a loaded tensor to where it is read: scalars to the host, others to the parameters' device."""
+    return tensor.to(bucket.device if tensor.dim() else "cpu", copy=True)
 
 
 def _settle(bucket: BucketState, size: int) -> None:

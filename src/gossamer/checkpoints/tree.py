@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.checkpoints.folder import Folder
 from gossamer.core.errors import CheckpointError
-from gossamer.integrations.dcp_reader import Folder
 
 PLACE = "gossamer/tensor"  # key that replaces a tensor in a tree
 
