@@ -9,7 +9,7 @@ APT := $(shell command -v apt-get 2>/dev/null)
 # Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench clean kernels lane-processes lane-computes lane-crews lane-laws lane-judges lane-types
+.PHONY: demo test test-all check docs bench clean kernels lane-processes lane-computes lane-computes_early lane-crews lane-laws lane-judges lane-types
 
 # On a terminal pip shows its own progress; elsewhere a line for each of the long things has to do.
 QUIET := $(shell test -t 2 || echo -q)
@@ -37,7 +37,7 @@ demo: $(VENV)/.installed .network-tools
 
 # Kinds of tests (see tests/conftest.py), three at a time, also on two cores: all but one of them wait now and then. Who is
 # through with one takes the next. The longest come first; what the others say comes when they are through.
-LANES := processes computes crews laws judges types
+LANES := processes computes computes_early laws crews judges types
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns examples
@@ -49,12 +49,12 @@ test: $(VENV)/.installed .network-tools
 kernels:
 	@$(BIN)/python -c "import gossamer; gossamer.warmup()"
 
-lane-processes lane-computes lane-crews lane-laws lane-judges: kernels
+lane-processes lane-computes lane-computes_early lane-crews lane-laws lane-judges: kernels
 
 lane-processes:
 	@$(BIN)/python -m pytest -m "processes and not slow"
 
-lane-computes lane-crews lane-laws lane-judges: lane-%:
+lane-computes lane-computes_early lane-crews lane-laws lane-judges: lane-%:
 	@$(BIN)/python -m pytest -m "$* and not slow" >$(VENV)/$*.log 2>&1; code=$$?; cat $(VENV)/$*.log; exit $$code
 
 lane-types:

@@ -54,7 +54,9 @@ COMMANDS = {"lab", "compare"}
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
 WORDS = {"crews": CREWS, "judges": JUDGES, "processes": {"gang", "lab", "shell"}}
 LAWS = "laws"  # a package of tests that compute so much that they have a lane of their own
-KINDS = (*WORDS, LAWS, "computes")
+# Packages of which the tests that compute make a lane: with the others it would take longer than all else.
+EARLY, COMPUTES = "computes_early", {"bench", "codecs", "controllers", "core", "docs"}
+KINDS = (*WORDS, LAWS, EARLY, "computes")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -67,9 +69,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @cache
 def _may_hold(file: Path, kind: str) -> bool:
     if kind not in WORDS:
-        return (file.parent.name == LAWS) == (kind == LAWS)
+        return _computing(file) == kind
     said = re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8"))
     return said is not None or (kind == "processes" and file.parent.name in COMMANDS)
+
+
+def _computing(file: Path) -> str:
+    """The lane of a file's tests that need nothing but their own process."""
+    if file.parent.name == LAWS:
+        return LAWS
+    tests = Path(__file__).parent
+    package = file.relative_to(tests).parts[0] if file.is_relative_to(tests) else "core"  # examples of docstrings
+    return EARLY if package in COMPUTES else "computes"
 
 
 def pytest_collection_finish() -> None:
@@ -108,7 +119,7 @@ def _kind(item: pytest.Item) -> pytest.MarkDecorator:
     commands = is_lab or "shell" in fixtures or item.path.parent.name in COMMANDS
     if commands or item.get_closest_marker("gang"):
         return pytest.mark.processes
-    return pytest.mark.laws if _may_hold(item.path, LAWS) else pytest.mark.computes
+    return getattr(pytest.mark, _computing(item.path))
 
 
 def _gang(size: int) -> Iterator[Gang]:

@@ -90,16 +90,20 @@ def by_hand(program: Program[Any]) -> None:
             error = failure
 
 
-class Nothing:
-    """A loop that has nothing to average."""
+class NothingToAverage:
+    """A loop that has nothing to average, and its averages."""
 
-    def average_gradients(self) -> Program[None]:
+    @property
+    def averages(self) -> "NothingToAverage":
+        return self
+
+    def wait_gradients(self) -> Program[None]:
         yield from ()
 
 
 def test_by_hand_both_halves_of_a_step_hear_of_it() -> None:
     caught.clear()
-    steps = CarefulSchedule().step(Nothing())  # pyright: ignore[reportArgumentType]
+    steps = CarefulSchedule().step(NothingToAverage())  # pyright: ignore[reportArgumentType]
     by_hand(until_optimizer_step(steps))
     assert caught == ["before the descent"]
     by_hand(after_optimizer_step(steps, descended=True))

@@ -344,7 +344,8 @@ def what_it_owes_makes_models_equal(memory: Memory) -> None:
             r.optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
         train(ranks, pull, 1)
         whole = [
-            torch.cat([x + o / 3 for x, o in zip(lp.parameters(), lp.residuals(), strict=True)]) for lp in loops(ranks)
+            torch.cat([x + o / 3 for x, o in zip(lp.parameters(), lp.averages.residuals(), strict=True)])
+            for lp in loops(ranks)
         ]
         apart = torch.stack([torch.cat(lp.parameters()) for lp in loops(ranks)])
         assert float((torch.stack(whole) - whole[0]).abs().max()) < 2e-6 < float((apart - apart[0]).abs().max())
@@ -397,7 +398,7 @@ def goes_on_without_the_latest(schedule: Schedule) -> None:
 @law("batch")
 def can_grow(schedule: Schedule) -> None:
     grown = replace(schedule, micro_batches=3, rate=2.0)  # pyright: ignore
-    assert (grown.accumulate, grown.lr_factor) == (3, 2.0)
+    assert (grown.shape.micro_batches, grown.shape.lr_factor) == (3, 2.0)
 
 
 @law("accumulates")
@@ -487,7 +488,7 @@ def decided(controller: Controller, cut: float) -> list[str]:
 def has_as_many_steps_as_it_is_told(schedule: Schedule) -> None:
     for every in (2, 5):
         told = replace(schedule, every=every)  # pyright: ignore
-        assert told.period == every
+        assert told.shape.period == every
         assert [step for step in range(11, 21) if told.is_synced(step)] == [s for s in range(11, 21) if s % every == 0]
 
 

@@ -104,6 +104,7 @@ def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd
     return replicas(recipe, model, optimizer or usual(recipe), size, seed=3)
 
 
+@cache  # two laws ask for it
 def weighted_optimum(schedule: Any) -> float:
     """Where two ranks end under f_i = (x - i)^2 / 2 if the first counts three times as much: it should be 1/4."""
     ranks = make(f"allreduce(fp32()) + {schedule}", 2, Odd, sgd(0.02, 0.0))
