@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
         UnknownPartError,
         WireError,
     )
-    from gossamer.fabrics.store_server import members
+    from gossamer.fabrics.liveness.store_server import members
     from gossamer.integrations import Communicator, attach, checkpoint, ddp
     from gossamer.kernels import warmup
     from gossamer.recipe import Recipe
@@ -60,7 +60,7 @@ _HOMES = {
         "UnknownPartError",
         "WireError",
     ],
-    "gossamer.fabrics.store_server": ["members"],
+    "gossamer.fabrics.liveness.store_server": ["members"],
     "gossamer.integrations": ["Communicator", "attach", "checkpoint", "ddp"],
     "gossamer.kernels": ["warmup"],
     "gossamer.recipe": ["Recipe"],

@@ -17,11 +17,11 @@ from torch.distributed import HashStore
 
 from gossamer.core import verbs
 from gossamer.core.errors import PeerError
-from gossamer.fabrics.fingerprints import CollectiveFingerprint
-from gossamer.fabrics.heartbeat import RankStatus, rank_statuses
-from gossamer.fabrics.shared_store import LONGEST, SharedStore
-from gossamer.fabrics.tickets import Tickets
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.liveness.heartbeat import RankStatus, rank_statuses
+from gossamer.fabrics.liveness.store import LONGEST, SharedStore
+from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.fabrics.torch.fingerprints import CollectiveFingerprint
+from gossamer.fabrics.torch.tickets import Tickets
 
 DEADLINE = 1.5
 

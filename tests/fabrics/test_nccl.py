@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import AllReduce, AllToAll, Receive, Send
-from gossamer.fabrics import nccl
-from gossamer.fabrics.nccl import Nccl
+from gossamer.fabrics.torch import nccl
+from gossamer.fabrics.torch.nccl import Nccl
 
 
 class Work:

@@ -16,8 +16,8 @@ from tests.gang import Gang
 from tests.marked import SLACK
 
 from gossamer.core.verbs import Compute, Program
-from gossamer.fabrics import nccl
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch import nccl
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

@@ -11,9 +11,9 @@ from tests.fabrics import streams
 from tests.gang import Gang
 
 from gossamer.core.errors import AttachError
-from gossamer.fabrics import nccl
-from gossamer.fabrics.paths import path
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch import nccl
+from gossamer.fabrics.torch.endpoint import path
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

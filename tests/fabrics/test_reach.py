@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
-from gossamer.fabrics import reach
-from gossamer.fabrics.reach import why_silent
+from gossamer.fabrics.liveness import store as reach
+from gossamer.fabrics.liveness.store import why_silent
 
 HERE = "127.0.0.1"
 
@@ -21,7 +21,7 @@ def door() -> Iterator[socket.socket]:
 
 
 def test_a_process_that_is_gone_refuses(door: socket.socket) -> None:
-    assert "that hosts it (usually rank 0) has ended" in reach.at(*door.getsockname())
+    assert "that hosts it (usually rank 0) has ended" in reach.why_silent_at(*door.getsockname())
 
 
 def test_a_frozen_process_has_a_kernel_that_takes_connections() -> None:
@@ -39,7 +39,7 @@ def test_out_of_reach_may_be_the_own_link(door: socket.socket) -> None:
             other = knocking.enter_context(socket.socket())
             other.setblocking(False)
             other.connect_ex(door.getsockname())
-        said = reach.at(*door.getsockname())
+        said = reach.why_silent_at(*door.getsockname())
     assert "is down or cut off, or this rank itself is cut off" in said
 
 

@@ -20,7 +20,7 @@ from gossamer.core.verbs import (
     send_order,
 )
 from gossamer.fabrics.sim import simulate
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 Everywhere = Callable[..., list[Any]]
 

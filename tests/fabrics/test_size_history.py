@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb
-from gossamer.fabrics.size_history import SizeHistory
+from gossamer.fabrics.torch.group import SizeHistory
 
 
 def wire(length: int) -> Tensor:

@@ -9,12 +9,12 @@ from tests.fabrics import streams
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Receive, Send
-from gossamer.fabrics import staged
-from gossamer.fabrics.connection import Connection
-from gossamer.fabrics.gloo import Gloo
-from gossamer.fabrics.rendezvous import gloo
-from gossamer.fabrics.shared_store import SharedStore, poll
-from gossamer.fabrics.staged import Staged
+from gossamer.fabrics.liveness.store import SharedStore, poll
+from gossamer.fabrics.torch import staged
+from gossamer.fabrics.torch.connection import Connection
+from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch.rendezvous import gloo
+from gossamer.fabrics.torch.staged import Staged
 
 pytestmark = pytest.mark.gang
 

@@ -13,7 +13,7 @@ from tests.marked import SLACK
 from gossamer.core import verbs
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_a_request_takes_as_long_as_it_does_on_the_gpu(cuda: Cuda, monkeypatch: 
     before = fabric.ledger.requests
     monkeypatch.setattr(Event, "elapsed_time", lambda begin, end: 2500.0)
     meta = torch.ones(3)
-    monkeypatch.setattr("gossamer.fabrics.driver.refuse", lambda *_: None)
+    monkeypatch.setattr("gossamer.fabrics.torch.driver.refuse", lambda *_: None)
     fabric.run(verbs.all_reduce(meta))
     (entry,) = fabric.ledger.entries[before:]
     assert (entry.verb, entry.handed, entry.seconds) == ("AllReduce", 12, 2.5)

@@ -13,7 +13,7 @@ import gc, os, signal, sys, time, warnings
 import torch, torch.distributed as dist
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import all_reduce
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 class Last:
     # Collected with the last modules, when no other thread of Python's may go on.

@@ -2,8 +2,8 @@
 
 from torch.distributed import HashStore
 
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.tickets import KEPT, Tickets
+from gossamer.fabrics.liveness.store import SharedStore
+from gossamer.fabrics.torch.tickets import KEPT, Tickets
 
 
 def crew(size: int) -> tuple[HashStore, list[Tickets]]:

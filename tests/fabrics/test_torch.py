@@ -11,7 +11,7 @@ from gossamer.core import verbs
 from gossamer.core.errors import WireError
 from gossamer.core.verbs import Join, OptimizerStep, Program, Start
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

@@ -13,7 +13,7 @@ from tests.marked import SLACK
 from gossamer.core import verbs
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.verbs import AllToAll, Compute, Program
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

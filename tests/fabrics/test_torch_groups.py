@@ -18,7 +18,7 @@ from gossamer.core.groups import within
 from gossamer.core.verbs import AllToAll, Compute, Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

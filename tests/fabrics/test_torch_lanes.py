@@ -12,7 +12,7 @@ from tests.gang import Gang
 
 from gossamer.core import verbs
 from gossamer.core.verbs import Compute, Program
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

@@ -14,7 +14,7 @@ import gc, os, sys, warnings
 warnings.simplefilter("error")
 import torch, torch.distributed as dist
 from gossamer.core.verbs import all_reduce, take_ticket, wait_quorum
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 folder, *plans = sys.argv[1:]
 torch.set_num_threads(1)

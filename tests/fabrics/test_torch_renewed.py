@@ -13,8 +13,8 @@ from gossamer.core import verbs
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.groups import within
 from gossamer.core.verbs import Compute, Program
-from gossamer.fabrics.store import default_store
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.liveness.store import default_store
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
 

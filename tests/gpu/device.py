@@ -13,7 +13,7 @@ from tests.gpu.diary import diary
 from tests.gpu.rules import Rules
 from tests.gpu.tensors import Host
 
-from gossamer.fabrics import staged
+from gossamer.fabrics.torch import staged
 
 COUNT = 8
 

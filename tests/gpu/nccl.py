@@ -223,7 +223,7 @@ class Communicator:
 
 
 class StrictGroup:
-    """What fabrics/nccl.py gets for a process group."""
+    """What fabrics/torch/nccl.py gets for a process group."""
 
     def __init__(
         self, store: Any, name: str, rank: int, size: int, device: torch.device, eager: bool, patience: float

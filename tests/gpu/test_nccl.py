@@ -74,7 +74,7 @@ def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
 
 
 THERE = (
-    "fabrics/staged.py",
+    "fabrics/torch/staged.py",
     "schedules/pair_server.py",
     "schedules/server.py",
 )  # servers read what they are asked, on a thread of their own

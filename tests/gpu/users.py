@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from tests.gpu import nccl
 
-from gossamer.fabrics import nccl as fabric_nccl
+from gossamer.fabrics.torch import nccl as fabric_nccl
 
 if TYPE_CHECKING:
     from tests.gpu.loops import Plan

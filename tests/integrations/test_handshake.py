@@ -14,7 +14,7 @@ from torch import nn
 import gossamer
 from gossamer.core import verbs
 from gossamer.core.errors import AttachError, PeerError
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import WORDS, agree
 
 pytestmark = pytest.mark.gang

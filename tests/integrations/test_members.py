@@ -20,10 +20,10 @@ from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPriva
 
 import gossamer
 from gossamer.core.errors import GossamerError, PeerError
-from gossamer.fabrics import store_server
-from gossamer.fabrics.gloo import Gloo
-from gossamer.fabrics.members import Members
-from gossamer.fabrics.tickets import Tickets
+from gossamer.fabrics.liveness import store_server
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch.tickets import Tickets
 from gossamer.schedules.pending_fragments import PendingFragment
 from gossamer.schedules.round_closer import RoundCloser
 

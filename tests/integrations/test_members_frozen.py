@@ -14,7 +14,7 @@ from torch import nn
 
 import gossamer
 from gossamer.core.errors import GossamerError
-from gossamer.fabrics.members import Members
+from gossamer.fabrics.liveness.members import Members
 
 pytestmark = pytest.mark.gang
 

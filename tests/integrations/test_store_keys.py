@@ -8,7 +8,7 @@ from tests.integrations.loops import attached, small_step
 from tests.laws.samples import preset_recipes
 from torch import nn
 
-from gossamer.fabrics.store import default_store
+from gossamer.fabrics.liveness.store import default_store
 from gossamer.recipe import Recipe
 
 pytestmark = pytest.mark.gang

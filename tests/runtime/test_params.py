@@ -11,7 +11,7 @@ from tests.runtime.gym import Flat, bit_equal, noise, sgd, train
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.recipe import Recipe
 from gossamer.runtime import Param, Worker, params_of
 from gossamer.simulate import Replica

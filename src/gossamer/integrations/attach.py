@@ -9,9 +9,9 @@ from torch.optim import Optimizer
 
 from gossamer.core.constraints import Constraint
 from gossamer.core.errors import AttachError
-from gossamer.fabrics.heartbeat import Patience
-from gossamer.fabrics.members import Members
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
 from gossamer.integrations.closures import refuse_searches

@@ -14,7 +14,7 @@ from gossamer.checkpoints.manifest import cut
 from gossamer.checkpoints.tree import Saved, clear, digest, pack
 from gossamer.core.errors import CheckpointError, PeerError, plainly
 from gossamer.core.schedule import TrainsElsewhere
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
 from gossamer.runtime import Worker

@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError
 from gossamer.core.torch_private import private_name
-from gossamer.fabrics.heartbeat import Patience
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
 from gossamer.integrations.communicator import attached
 from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths

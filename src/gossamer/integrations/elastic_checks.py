@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.schedule import Elastic
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import differences
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker

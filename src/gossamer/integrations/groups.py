@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gossamer.core.errors import AttachError
-from gossamer.fabrics.members import Members
-from gossamer.fabrics.nccl import machine
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.handshake import tell
 from gossamer.recipe import Recipe
 from gossamer.two_levels import in_two_levels

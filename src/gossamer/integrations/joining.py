@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import GossamerError
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.elastic_checks import compare_with_the_first, post_fingerprint
 from gossamer.integrations.groups import Where, host_names

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch.distributed as dist
 
 from gossamer.core.errors import AttachError, RecipeError
-from gossamer.fabrics.heartbeat import Patience
+from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from gossamer.core.errors import AttachError
 from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare

@@ -14,9 +14,7 @@ import torch.distributed as dist
 
 from gossamer.bench.lab import name_rank, name_ranks
 from gossamer.core.errors import GossamerError, PeerError, plainly
-from gossamer.fabrics.reach import why_silent
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.store import default_store
+from gossamer.fabrics.liveness.store import SharedStore, default_store, why_silent
 
 MARGIN = 10.0  # seconds beyond the deadline: ranks that wait for a failed rank give up first, and then join it here
 SHORTEST = (

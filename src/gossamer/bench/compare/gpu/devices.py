@@ -11,7 +11,7 @@ import torch
 
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.fabrics.nccl import card_of as place_of
+from gossamer.fabrics.torch.nccl import card_of as place_of
 from gossamer.kernels.backends import triton_runs
 
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -9,7 +9,7 @@ from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.kernels import seconds
 from gossamer.core.verbs import Compute, Program
-from gossamer.fabrics.torch import TorchFabric
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 NUMBERS = 1_000_003  # elements; large enough to be read before they are written, if streams are not ordered
 

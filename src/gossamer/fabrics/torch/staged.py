@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, Send
-from gossamer.fabrics.connection import Crossing, made
-from gossamer.fabrics.gloo import Gloo
+from gossamer.fabrics.torch.connection import Crossing, made
+from gossamer.fabrics.torch.gloo import Gloo
 
 
 def pinned(length: int) -> Tensor:

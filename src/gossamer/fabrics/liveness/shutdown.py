@@ -13,9 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gossamer.fabrics.shared_store import SharedStore, poll
-from gossamer.fabrics.stuck import let_go
-from gossamer.fabrics.tickets import keys_of
+from gossamer.fabrics.liveness.store import SharedStore, let_go, poll
+from gossamer.fabrics.torch.tickets import keys_of
 
 _hosted = list[tuple[SharedStore, float]]()  # stores of fabrics that this process has closed, and their deadlines
 _staying = 0  # id of the process that will stay; a forked process has another

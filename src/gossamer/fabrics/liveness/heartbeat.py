@@ -7,8 +7,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.stuck import may_wait
+from gossamer.fabrics.liveness.store import SharedStore, may_wait
 
 Patience = Literal["alive", "work"]
 """What the deadline limits: only missing heartbeats and a standstill of all ranks ("alive"), or every wait ("work")."""

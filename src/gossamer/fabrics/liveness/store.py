@@ -1,13 +1,18 @@
-"""A key-value store for what ranks exchange outside of collectives: statuses, positions, tickets."""
+"""The store in which ranks meet: one client of it, why it does not answer, and how threads that wait for it are released."""
 
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch.distributed import HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
+from gossamer.core.torch_private import private_name
 
 LONGEST = 2**20  # bytes of a value; no rank writes a longer one
 
@@ -107,3 +112,79 @@ class SharedStore:
         wait(ready)
         there = [r for r, k in keys.items() if arrived or self.flag_is_up(k)]
         return dict(zip(there, self.read([keys[r] for r in there]), strict=True))
+
+
+default_store: Callable[[], Any] = private_name(
+    distributed_c10d, "_get_default_store", "lets the ranks of a group meet"
+)
+"""Returns the store that `init_process_group` received or created."""
+
+
+_CONNECT = 0.5  # seconds for a connection; the caller is about to raise an error
+RANK_0 = "the process that hosts it (usually rank 0)"
+AGAIN = "start all ranks again from a checkpoint"
+
+
+def why_silent(store: Any, host: str = RANK_0) -> str:
+    """The cause in words, and what to do; `host` names the store's process. Only a TCP store can be examined."""
+    if (found := address(store)) is None:
+        return f"{host} has ended, is frozen or cut off, or this rank itself is cut off. Repair that, then {AGAIN}"
+    return why_silent_at(*found, host)
+
+
+def address(store: Any) -> tuple[str, int] | None:
+    """Host name and port of a TCP store; None for other stores."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    match getattr(store, "host", None), getattr(store, "port", None):
+        case str() as name, int() as port:
+            return name, port
+        case _:
+            return None
+
+
+def why_silent_at(name: str, port: int, host: str = RANK_0) -> str:
+    """Like `why_silent`, for a TCP store at this address."""
+    try:
+        socket.create_connection((name, port), _CONNECT).close()
+    except (ConnectionRefusedError, ConnectionResetError):
+        return f"the machine at {name}:{port} is up, but {host} has ended. Check the end of its log, then {AGAIN}"
+    except OSError:
+        return (
+            f"{name}:{port} cannot be reached. Either the machine of {host} is down or cut off, or this rank itself is cut "
+            f"off: then the errors of the other ranks name this rank as missing. Repair that, then {AGAIN}"
+        )
+    return f"the machine at {name}:{port} is up, but {host} is frozen. Check why, then {AGAIN}"
+
+
+_RELEASE = 2.0  # seconds that a thread may take to end after its connection is closed
+
+_asking = WeakKeyDictionary[threading.Thread, Any]()  # threads that wait for a store, and the store
+
+
+def may_wait(thread: threading.Thread, store: Any) -> None:
+    """Register a thread that may wait for a store without end; no other thread may join it without a timeout."""
+    _asking[thread] = store
+
+
+def let_go() -> None:
+    """Close the connections that registered threads still wait on; called at the end of the process."""
+    held = {thread: address(store) for thread, store in [*_asking.items()] if thread.is_alive()}
+    for connection in _connections({port for found in held.values() if found for port in found[1:]}):
+        with connection, suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+    for thread, found in held.items():
+        if found:
+            thread.join(_RELEASE)
+
+
+def _connections(ports: set[Any]) -> Iterator[socket.socket]:
+    """This process's connections to these ports, as duplicated sockets; torch gives no access to those of its stores."""
+    for name in os.listdir("/dev/fd") if ports else ():
+        with suppress(OSError):  # no socket, not connected, or the handle of this list
+            found = socket.socket(fileno=os.dup(int(name)))
+            peer = found.getpeername()
+            if isinstance(peer, tuple) and peer[1] in ports:  # a pipe's other end has no port
+                yield found
+            else:
+                found.close()

@@ -12,9 +12,9 @@ import torch
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Handle, Program, Verb, WaitQuorum
-from gossamer.fabrics.heartbeat import Heartbeat, RankStatus, WaitMonitor, ranks
-from gossamer.fabrics.shared_store import poll
-from gossamer.fabrics.stream import StreamOrder, settle_on
+from gossamer.fabrics.liveness.heartbeat import Heartbeat, RankStatus, WaitMonitor, ranks
+from gossamer.fabrics.liveness.store import poll
+from gossamer.fabrics.torch.stream import StreamOrder, settle_on
 
 
 class Task(Handle[Any]):

@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImport
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, ReduceOp, Send, send_order
-from gossamer.fabrics.connection import OPS, Crossing, made, read_all
-from gossamer.fabrics.store import default_store
+from gossamer.fabrics.liveness.store import default_store
+from gossamer.fabrics.torch.connection import OPS, Crossing, made, read_all
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import Program
-from gossamer.fabrics.timers import timed_event
+from gossamer.fabrics.torch.timers import timed_event
 
 _PAUSES = (0.001, 0.005)  # seconds between two queries of an event: at first, and after `_SHORT` seconds
 _SHORT = 0.05

@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError
-from gossamer.fabrics.members import LEFT, Members
+from gossamer.fabrics.liveness.members import LEFT, Members
 
 REST, PATIENCE = 30.0, 600.0
 _started = list[subprocess.Popen[bytes]]()  # kept, so that Python does not warn about them
@@ -35,7 +35,7 @@ def members(silence: float = 10.0) -> Members:
     if not 0 <= rank < size:
         raise AttachError(f"RANK is {rank} and WORLD_SIZE is {size}: set RANK to a number from 0 to {size - 1}")
     if rank == 0 and not _answers(host, port):
-        command = [sys.executable, "-m", "gossamer.fabrics.store_server", str(port), str(size)]
+        command = [sys.executable, "-m", "gossamer.fabrics.liveness.store_server", str(port), str(size)]
         quiet = subprocess.DEVNULL
         _started.append(subprocess.Popen(command, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet))
     store = TCPStore(host, port, None, False, timedelta(seconds=300), wait_for_workers=False)

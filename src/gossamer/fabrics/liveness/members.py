@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
-from gossamer.fabrics.heartbeat import ranks as named
-from gossamer.fabrics.reach import why_silent
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.stuck import may_wait
+from gossamer.fabrics.liveness.heartbeat import ranks as named
+from gossamer.fabrics.liveness.store import SharedStore, may_wait, why_silent
 
 BEAT = 0.1  # seconds between two heartbeats
 LOOK = 1.0  # seconds in which every living rank has written a heartbeat

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from gossamer.fabrics.shared_store import SharedStore
+from gossamer.fabrics.liveness.store import SharedStore
 
 # A late rank may take a ticket after its counter was closed; it must not create keys again that were just deleted.
 KEPT = 32

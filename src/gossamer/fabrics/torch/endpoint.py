@@ -2,24 +2,24 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Among
-from gossamer.fabrics import nccl, shutdown
-from gossamer.fabrics.connection import Connection
-from gossamer.fabrics.gloo import Gloo
-from gossamer.fabrics.heartbeat import Patience
-from gossamer.fabrics.members import Members
-from gossamer.fabrics.paths import Path, path
-from gossamer.fabrics.rendezvous import Meet, gloo
-from gossamer.fabrics.shared_store import SharedStore
-from gossamer.fabrics.staged import Staged
-from gossamer.fabrics.store import default_store
+from gossamer.fabrics.liveness import shutdown
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.liveness.store import SharedStore, default_store
+from gossamer.fabrics.torch import nccl
+from gossamer.fabrics.torch.connection import Connection
+from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch.rendezvous import Meet, gloo
+from gossamer.fabrics.torch.staged import Staged
 
+Path = Literal["alone", "gloo", "nccl", "staged"]
 _DAY = 86_400.0  # seconds
 _made = Counter[str]()  # endpoints created so far in each group, to keep their keys in the store apart
 
@@ -110,3 +110,41 @@ class Endpoint:
             return nccl.Nccl(group, rank, size, self.device)
         group = gloo(meet, rank, size, waits.deadline)
         return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, self.device)
+
+
+def path(group: dist.ProcessGroup | Members | None, size: int, device: torch.device) -> Path:
+    """The path for a group's tensors on a device.
+
+    The group's backend name does not suffice: a group may have several backends, and the name "undefined".
+    """
+    if group is None or size == 1:
+        return "alone"
+    if isinstance(group, Members):
+        return "gloo" if device.type == "cpu" else "staged"
+    has = backends(group)
+    if device.type == "cpu" and has.get("cpu") == "gloo":
+        return "gloo"
+    if device.type == "cuda" and has.get("cuda") == "nccl":
+        return "nccl"
+    if device.type == "cuda" and "gloo" in has.values():
+        return "staged"
+    raise AttachError(
+        f"the model is on {device}, and the process group has no backend that gossamer can use there (it has "
+        f"{', '.join(f'{b} for {d}' for d, b in has.items()) or 'none'}): call torch.distributed.init_process_group"
+        f"('{'cpu:gloo,cuda:nccl' if device.type == 'cuda' else 'gloo'}'), or give "
+        "process_group=torch.distributed.new_group(backend='gloo')"
+    )
+
+
+def backends(group: dist.ProcessGroup) -> dict[str, str]:
+    """The backend name of each device type.
+
+    >>> _read("cpu:gloo,cuda:nccl")
+    {'cpu': 'gloo', 'cuda': 'nccl'}
+    """
+    return _read(dist.get_backend_config(group))
+
+
+def _read(configuration: str) -> dict[str, str]:
+    pairs = (entry.partition(":") for entry in configuration.split(","))
+    return {device: backend for device, _, backend in pairs if backend}

@@ -28,14 +28,14 @@ from gossamer.core.verbs import (
     Start,
     Verb,
 )
-from gossamer.fabrics import shutdown
-from gossamer.fabrics.comm_thread import CommThread, Task
-from gossamer.fabrics.driver import NetworkDriver
-from gossamer.fabrics.endpoint import Crowd, Endpoint, Timeouts
-from gossamer.fabrics.heartbeat import Heartbeat, Patience, RankStatus
 from gossamer.fabrics.ledger import Ledger, LedgerEntry, Traffic
-from gossamer.fabrics.members import Members
-from gossamer.fabrics.timers import exposed_time_of
+from gossamer.fabrics.liveness import shutdown
+from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.comm_thread import CommThread, Task
+from gossamer.fabrics.torch.driver import NetworkDriver
+from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
+from gossamer.fabrics.torch.timers import exposed_time_of
 
 T = TypeVar("T")
 

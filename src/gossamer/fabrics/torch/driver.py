@@ -32,18 +32,16 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
 )
-from gossamer.fabrics.comm_thread import Task
-from gossamer.fabrics.connection import Connection, Crossing, refuse
-from gossamer.fabrics.failure_report import PATIENCE, FailureReport
-from gossamer.fabrics.fingerprints import CollectiveFingerprint, position, read_all
-from gossamer.fabrics.gloo import Gloo
-from gossamer.fabrics.group import RankGroup
-from gossamer.fabrics.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.ledger import Traffic, traffic
-from gossamer.fabrics.rendezvous import Meet
-from gossamer.fabrics.shared_store import SharedStore, poll
-from gossamer.fabrics.stuck import may_wait
-from gossamer.fabrics.timers import request_timer_of
+from gossamer.fabrics.liveness.heartbeat import Heartbeat, RankStatus
+from gossamer.fabrics.liveness.store import SharedStore, may_wait, poll
+from gossamer.fabrics.torch.comm_thread import Task
+from gossamer.fabrics.torch.connection import Connection, Crossing, refuse
+from gossamer.fabrics.torch.fingerprints import PATIENCE, CollectiveFingerprint, FailureReport, position, read_all
+from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch.group import RankGroup
+from gossamer.fabrics.torch.rendezvous import Meet
+from gossamer.fabrics.torch.timers import request_timer_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

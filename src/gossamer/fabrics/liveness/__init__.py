@@ -1,0 +1,1 @@
+"""Liveness: who is there, who is frozen or lost, and the store in which ranks tell one another."""

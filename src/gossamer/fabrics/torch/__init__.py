@@ -1,0 +1,1 @@
+"""Real processes: requests over torch.distributed, on comm threads."""
