@@ -38,11 +38,6 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
-def walker(function: Callable[P, R]) -> Callable[P, R]:
-    """Like `kernel`, for a generator: Numba keeps its code with that of the kernels that loop over it, and cannot alone."""
-    return cast(Callable[P, R], numba.njit(nogil=True, error_model="numpy")(function))
-
-
 def reduction(function: Callable[P, R]) -> Callable[P, R]:
     """Like `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))

@@ -5,10 +5,12 @@ Every operation is cast back, because Numba widens 32-bit arithmetic to 64 bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, kernel, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, inlined, kernel, wide
 from gossamer.kernels.layout import TINY
 
 
@@ -77,11 +79,27 @@ def round_codes(
         out[np.uint64(begin + j)] = np.uint8(np.int32(np.int32(np.int32(fixed) + base) + random) >> np.int32(23))
 
 
+def _reader(anew: bool) -> Callable[[Bytes, int, np.int32, np.float32, Floats, int, int], None]:
+    """Compile a reader that writes decoded codes to `out`, or adds them; writing adds to 0.0, so that there is no -0.0."""
+
+    @kernel
+    def read(codes: Bytes, begin: int, shift: np.int32, unit: np.float32, out: Floats, a: int, b: int) -> None:
+        wide()
+        for j in range(b - a):
+            level = np.int32(np.int32(codes[np.uint64(begin + j)]) - shift)
+            old = np.float32(0) if anew else out[np.uint64(a + j)]
+            out[np.uint64(a + j)] = old + unit * np.float32(level)
+
+    return read
+
+
+_put, _add = _reader(True), _reader(False)
+
+
 @kernel
 def read_codes(
     codes: Bytes,
     begin: int,
-    scale: np.int32,
     shift: np.int32,
     unit: np.float32,
     out: Floats,
@@ -89,9 +107,9 @@ def read_codes(
     b: int,
     anew: bool,
 ) -> None:
-    """out[a:b] = unit * (scale * codes[begin:] - shift), or adds that; writing adds to 0.0, so that there is no -0.0."""
-    wide()
-    for j in range(b - a):
-        level = np.int32(np.int32(np.int32(codes[np.uint64(begin + j)]) * scale) - shift)
-        old = np.float32(0) if anew else out[np.uint64(a + j)]
-        out[np.uint64(a + j)] = old + unit * np.float32(level)
+    """out[a:b] = unit * (codes[begin:] - shift), or adds that."""
+    inlined()
+    if anew:
+        _put(codes, begin, shift, unit, out, a, b)
+    else:
+        _add(codes, begin, shift, unit, out, a, b)

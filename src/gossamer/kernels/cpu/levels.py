@@ -11,7 +11,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, wide
 from gossamer.kernels.cpu.hashing import start
 from gossamer.kernels.cpu.indices import parameter
 from gossamer.kernels.cpu.quantise import read_buckets, round_buckets
@@ -53,8 +53,7 @@ def _encode(
     wire: Bytes,
 ) -> int:
     """Encode, and return the wire's length; with `measure`, compute each bucket's norm first."""
-    codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
-    said, at = np.zeros(8 * LEVEL_MOST + 8, np.uint8), first
+    codes, said, at = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(8 * LEVEL_MOST + 8, np.uint8), first
     for record in range(records):
         lo, hi = _ends(record, x.size)
         round_buckets(x, magnitudes, lo, hi, bucket, gain, top, counter, k1, measure, norms, tops, codes)
@@ -63,7 +62,7 @@ def _encode(
         for block in range(rice.size):
             numbers = inside[block * LEVEL_BLOCK : (block + 1) * LEVEL_BLOCK]
             rice[block] = parameter(numbers, bits - 1) if np.any(numbers) else LEVEL_ZEROS
-        count = _write(inside, rice, levels, bits, alive, said)
+        count = _write(inside, rice, levels, bits, said)
         said[count : count + 8] = 0
         length = (count + 7) // 8
         wire[2 * record], wire[2 * record + 1] = length & 255, length >> 8
@@ -88,12 +87,11 @@ def _read(
     """Decode, and return True if the wire is valid; writes nothing if its length is wrong."""
     if not _is_whole(wire, records, first):
         return False
-    codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
+    codes, places = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
     said, at = (
         np.zeros(8 * LEVEL_MOST + LEVEL_RECORD, np.uint8),
         first,
     )  # a plane may begin at the end, and is refused later
-    top, shift = np.float32(levels), np.int32(levels)
     for record in range(records):
         lo, hi = _ends(record, out.size)
         inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
@@ -102,11 +100,11 @@ def _read(
         length = _length(wire, record)
         _split(wire[at : at + length], said)
         at += length
-        used = _decode(said, 8 * length, rice, levels, bits, alive, inside)
+        used = _decode(said, 8 * length, rice, levels, bits, places, inside)
         if (used + 7) // 8 != length or inside.max() > 2 * levels:
             return False
         _unfold(inside, np.uint8(levels))
-        read_buckets(codes, np.int32(1), shift, bucket, norms, weight, top, out, lo, hi, anew)
+        read_buckets(codes, np.int32(levels), bucket, norms, weight, out, lo, hi, anew)
     return True
 
 
@@ -159,13 +157,11 @@ def _unfold(codes: Bytes, levels: np.uint8) -> None:
 
 @kernel
 def _join(said: Bytes, wire: Bytes) -> None:
-    """Pack bits, one per byte, to bytes."""
+    """Pack bits, one per byte, to bytes: a product with one bit in every seventh place brings eight of them together."""
     wide()
+    words = said[: 8 * wire.size].view(np.uint64)
     for i in range(wire.size):
-        byte = np.uint8(0)
-        for k in range(8):
-            byte |= np.uint8(said[8 * i + k] << np.uint8(k))
-        wire[i] = byte
+        wire[i] = np.uint8(np.uint64(words[i] * np.uint64(0x0102040810204080)) >> np.uint64(56))
 
 
 @kernel
@@ -177,10 +173,10 @@ def _split(wire: Bytes, said: Bytes) -> None:
 
 
 @kernel
-def _write(codes: Bytes, rice: Bytes, levels: int, bits: int, alive: Places, said: Bytes) -> int:
-    """Write the bits of a record, and return their number."""
+def _write(codes: Bytes, rice: Bytes, levels: int, bits: int, said: Bytes) -> int:
+    """Write the bits of a record, and return their number; destroys the codes."""
     wide()
-    at = 0
+    at, counts = 0, np.zeros(rice.size, np.int64)
     for plane in range(bits - 1):
         for block in range(rice.size):
             if plane < rice[block] and rice[block] != LEVEL_ZEROS:
@@ -188,26 +184,26 @@ def _write(codes: Bytes, rice: Bytes, levels: int, bits: int, alive: Places, sai
                 for i in range(b - a):
                     said[at + i] = np.uint8(np.uint8(codes[a + i] >> np.uint8(plane)) & np.uint8(1))
                 at += b - a
-    count, k = _begin(rice, codes.size, alive), 0
-    while count:
+    k, unfinished = 0, _begin(rice, codes.size, counts)
+    while unfinished:
         k, unfinished = k + 1, 0
-        for j in range(count):
-            i = alive[j]
-            r = rice[i // LEVEL_BLOCK]
-            reached = codes[i] >> r >= k
-            said[at + j] = reached
-            alive[unfinished] = i
-            unfinished += reached & (k < 2 * levels >> r)
-        at, count = at + count, unfinished
+        for block in range(rice.size):
+            left, r = codes[block * LEVEL_BLOCK :][: counts[block]], int(rice[block] & 7)
+            bound = np.uint8(k << r)
+            for j in range(left.size):
+                said[at + j] = left[j] >= bound
+            at += left.size
+            counts[block] = _keep(left, said[at - left.size :]) if k < 2 * levels >> r else 0
+            unfinished += counts[block]
     return at
 
 
 @kernel
-def _decode(said: Bytes, most: int, rice: Bytes, levels: int, bits: int, alive: Places, codes: Bytes) -> int:
+def _decode(said: Bytes, most: int, rice: Bytes, levels: int, bits: int, places: Places, codes: Bytes) -> int:
     """Read a record of at most `most` bits; returns the bits read, or more than `most` if the record is corrupt."""
     wide()
     codes[:] = 0
-    at = 0
+    at, counts = 0, np.zeros(rice.size, np.int64)
     for plane in range(bits - 1):
         for block in range(rice.size):
             if plane < rice[block] and rice[block] != LEVEL_ZEROS:
@@ -217,26 +213,36 @@ def _decode(said: Bytes, most: int, rice: Bytes, levels: int, bits: int, alive: 
                 at += b - a
         if at > most:
             return at
-    count, k = _begin(rice, codes.size, alive), 0
-    while count and at <= most:
+    for i in range(codes.size):
+        places[i] = i
+    k, unfinished = 0, _begin(rice, codes.size, counts)
+    while unfinished and at <= most:
         k, unfinished = k + 1, 0
-        for j in range(count):
-            i = alive[j]
-            r = rice[i // LEVEL_BLOCK]
-            codes[i] += np.uint8(said[at + j] << r)
-            alive[unfinished] = i
-            unfinished += said[at + j] & (k < 2 * levels >> r)
-        at, count = at + count, unfinished
+        for block in range(rice.size):
+            left, r = places[block * LEVEL_BLOCK :][: counts[block]], int(rice[block] & 7)
+            n = _keep(left, said[at:])
+            for place in left[:n]:
+                codes[place] += np.uint8(1 << r)
+            at += left.size
+            counts[block] = n if k < 2 * levels >> r else 0
+            unfinished += counts[block]
     return at
 
 
 @kernel
-def _begin(rice: Bytes, size: int, alive: Places) -> int:
-    """List the elements of which something is said, and return their number."""
-    count = 0
+def _keep(left: Bytes | Places, flags: Bytes) -> int:
+    """Move those with a flag to the front, and return their number."""
+    n = np.uint64(0)
+    for j in range(left.size):
+        left[n] = left[j]
+        n += np.uint64(flags[j])
+    return int(n)
+
+
+@kernel
+def _begin(rice: Bytes, size: int, counts: Longs) -> int:
+    """Count the elements of each block of which more is said, and return their sum."""
     for block in range(rice.size):
         if rice[block] != LEVEL_ZEROS:
-            for i in range(block * LEVEL_BLOCK, min((block + 1) * LEVEL_BLOCK, size)):
-                alive[count] = i
-                count += 1
-    return count
+            counts[block] = min(LEVEL_BLOCK, size - block * LEVEL_BLOCK)
+    return counts.sum()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel, prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, inlined, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
 from gossamer.kernels.cpu.scales import top_bits
@@ -28,9 +28,8 @@ def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: 
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
-    said, factor, top = norms.numpy(), np.float32(weight), np.float32(levels_of(bits))
-    _read(wire.numpy(), bits, bucket, said, factor, top, np.int32(scale), np.int32(shift), out.detach().numpy(), anew)
+    levels, said, values = levels_of(bits), norms.numpy(), out.detach().numpy()
+    _read(wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
 
 
 @kernel
@@ -56,6 +55,7 @@ def round_buckets(
     codes: Bytes,
 ) -> None:
     """Round x[lo:hi] to codes; with `measure`, measure each bucket that begins there just before it is rounded."""
+    inlined()
     for i in range(lo // bucket, (hi - 1) // bucket + 1):
         a, b = max(lo, i * bucket), min(hi, (i + 1) * bucket)
         if measure and a == i * bucket:
@@ -67,12 +67,10 @@ def round_buckets(
 @kernel
 def read_buckets(
     codes: Bytes,
-    scale: np.int32,
-    shift: np.int32,
+    levels: np.int32,
     bucket: int,
     norms: Floats,
     weight: np.float32,
-    top: np.float32,
     out: Floats,
     lo: int,
     hi: int,
@@ -82,7 +80,7 @@ def read_buckets(
     for i in range(lo // bucket, (hi - 1) // bucket + 1):
         a, b = max(lo, i * bucket), min(hi, (i + 1) * bucket)
         prefetch(out, a + CHUNK, b + CHUNK)
-        read_codes(codes, a - lo, scale, shift, unit_of(norms[i], weight, top), out, a, b, anew)
+        read_codes(codes, a - lo, levels, unit_of(norms[i], weight, np.float32(levels)), out, a, b, anew)
 
 
 @kernel
@@ -118,9 +116,7 @@ def _read(
     bucket: int,
     norms: Floats,
     weight: np.float32,
-    top: np.float32,
-    scale: np.int32,
-    shift: np.int32,
+    levels: np.int32,
     out: Floats,
     anew: bool,
 ) -> None:
@@ -133,4 +129,6 @@ def _read(
         unpack_blocks(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, bits, codes, out.size)
-        read_buckets(codes, scale, shift, bucket, norms, weight, top, out, lo, hi, anew)
+        if bits == 1:
+            codes <<= np.uint8(1)  # the two points are one level above zero, and one below
+        read_buckets(codes, levels, bucket, norms, weight, out, lo, hi, anew)

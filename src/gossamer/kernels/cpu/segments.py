@@ -1,25 +1,17 @@
-"""Walks over a vector, in chunks that stay in L1, and over the segments in each."""
+"""The walk over the segments of a chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from gossamer.kernels.cpu.compile import Longs, walker
+from gossamer.kernels.cpu.compile import Longs, inlined, kernel
 
 
-@walker
-def pieces(edges: Longs, chunk: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """The parts of a vector that lie in one chunk and one segment, in order.
+@kernel
+def piece(edges: Longs, segment: int, begin: int, stop: int) -> tuple[int, int, int]:
+    """The segment of an element, and the part of it that lies in [begin, stop): (segment, begin, end).
 
-    Yields (begin of the chunk, its end, segment, begin of the part, its end). Empty segments are left out.
+    The search starts at a segment that does not lie behind the element, such as that of the piece before.
     """
-    n, segment = edges[-1], 0
-    for lo in range(0, n, chunk):
-        hi = min(lo + chunk, n)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            b = min(hi, edges[segment + 1])
-            yield lo, hi, segment, a, b
-            a = b
+    inlined()
+    while edges[segment + 1] <= begin:
+        segment += 1
+    return segment, begin, min(stop, edges[segment + 1])

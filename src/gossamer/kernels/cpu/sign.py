@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel, prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
-from gossamer.kernels.cpu.segments import pieces
+from gossamer.kernels.cpu.segments import piece
 from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, Bounds, edges
 
 _CHUNK = SUM_GROUP // 4  # elements that are measured, then packed
@@ -138,16 +138,19 @@ def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> 
     rows = full_rows(wire, 1, out.size)
     codes = np.zeros(CHUNK, np.uint8)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
-    for lo, hi, i, a, b in pieces(edges, CHUNK):
-        prefetch(out, a + CHUNK, b + CHUNK)
-        if a == lo:
-            unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
-            if hi - lo < CHUNK:
-                unpack_tail(wire, 1, codes, out.size)
-        if anew:
-            _put(out, a, b, codes, a - lo, units[i])
-        else:
-            _add(out, a, b, codes, a - lo, units[i])
+    i = 0
+    for lo in range(0, out.size, CHUNK):
+        b, hi = lo, min(lo + CHUNK, out.size)
+        prefetch(out, hi, hi + CHUNK)
+        unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        if hi - lo < CHUNK:
+            unpack_tail(wire, 1, codes, out.size)
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
+            if anew:
+                _put(out, a, b, codes, a - lo, units[i])
+            else:
+                _add(out, a, b, codes, a - lo, units[i])
 
 
 @kernel

@@ -11,7 +11,7 @@ from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
 from gossamer.kernels.cpu.scales import top_and_rms, top_bits
-from gossamer.kernels.cpu.segments import pieces
+from gossamer.kernels.cpu.segments import piece
 from gossamer.kernels.layout import GUARD, ONE, TERNARY_BLOCK, TRITS, Bounds, edges
 
 _WIDTH = TERNARY_BLOCK // TRITS
@@ -70,14 +70,17 @@ def _encode(
     blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
     if clip is not None:
         scales[:] = np.float32(0)
-    for lo, hi, i, a, b in pieces(edges, _CHUNK):
-        prefetch(x, a + _CHUNK, b + _CHUNK)
-        if clip is not None and a == edges[i]:
-            _measure(x[a : edges[i + 1]], bits[a : edges[i + 1]], clip, scales, magnitudes, i)
-        gain = gain_of(scales[i], np.float32(GUARD))
-        round_codes(x, a, b, gain, one, one, counter, k1, trits, a - lo)
-        if b == hi:
-            _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
+    i = 0
+    for lo in range(0, x.size, _CHUNK):
+        b, hi = lo, min(lo + _CHUNK, x.size)
+        prefetch(x, hi, hi + _CHUNK)
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
+            if clip is not None and a == edges[i]:
+                _measure(x[a : edges[i + 1]], bits[a : edges[i + 1]], clip, scales, magnitudes, i)
+            gain = gain_of(scales[i], np.float32(GUARD))
+            round_codes(x, a, b, gain, one, one, counter, k1, trits, a - lo)
+        _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
     _fold_rest(trits, x.size, wire)
 
 
@@ -142,14 +145,17 @@ def _unfold_rest(wire: Bytes, trits: Bytes, size: int) -> None:
 @kernel
 def _read(wire: Bytes, edges: Longs, scales: Floats, weight: np.float32, out: Floats, anew: bool) -> None:
     wide()
-    one = np.int32(1)
     full = out.size // TERNARY_BLOCK
     rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
     trits = np.zeros(_CHUNK, np.uint8)
     blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
-    for lo, hi, i, a, b in pieces(edges, _CHUNK):
-        prefetch(out, a + _CHUNK, b + _CHUNK)
-        if a == lo:
-            _unfold(rows, lo // TERNARY_BLOCK, blocks, (hi - lo) // TERNARY_BLOCK)
+    i = 0
+    for lo in range(0, out.size, _CHUNK):
+        b, hi = lo, min(lo + _CHUNK, out.size)
+        prefetch(out, hi, hi + _CHUNK)
+        _unfold(rows, lo // TERNARY_BLOCK, blocks, (hi - lo) // TERNARY_BLOCK)
+        if hi - lo < _CHUNK:
             _unfold_rest(wire, trits, hi - lo)
-        read_codes(trits, a - lo, one, one, unit_of(scales[i], weight, np.float32(1)), out, a, b, anew)
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
+            read_codes(trits, a - lo, np.int32(1), unit_of(scales[i], weight, np.float32(1)), out, a, b, anew)
