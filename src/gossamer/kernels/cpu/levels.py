@@ -88,10 +88,8 @@ def _read(
     if not _is_whole(wire, records, first):
         return False
     codes, places = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
-    said, at = (
-        np.zeros(8 * LEVEL_MOST + LEVEL_RECORD, np.uint8),
-        first,
-    )  # a plane may begin at the end, and is refused later
+    said = np.zeros(8 * LEVEL_MOST + LEVEL_RECORD, np.uint8)  # with room for a plane that begins where the record ends
+    at = first
     for record in range(records):
         lo, hi = _ends(record, out.size)
         inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
