@@ -113,10 +113,9 @@ def _predicate(text: str) -> Callable[[Mapping[str, Any]], bool]:
         return _condition(term(text), text)
     except RecipeError:
         raise
-    except (SyntaxError, ValueError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else error
+    except ValueError as error:
         raise RecipeError(
-            f"rule: {shown(text)} cannot be read: {why}; say for instance 'ndim < 2 or numel < 1000'"
+            f"rule: {shown(text)} cannot be read: {error}; say for instance 'ndim < 2 or numel < 1000'"
         ) from None
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.laws.blocks import context, roundtrip, vector
@@ -13,7 +12,8 @@ from gossamer.codecs import QSGD
 from gossamer.core.bucket import Layout
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.core.parts import parse
-from gossamer.kernels.errors import CorruptWire
+from gossamer.kernels.layout import CorruptWire
+from gossamer.kernels.reference.quantise import codes as rounded
 
 NORMAL = torch.randn(512 * 64, generator=torch.Generator().manual_seed(9))
 EVERY = pytest.mark.parametrize("levels", [1, 2, 3, 5, 7, 22, 127])
@@ -50,7 +50,7 @@ def test_any_number_of_levels_has_the_variance_of_the_formula(levels: int, norm:
 
 @EVERY
 def test_the_code_is_shorter_than_the_paper_s_and_nearly_the_entropy(levels: int) -> None:
-    codes = kernels.level_codes(NORMAL, levels, 512, kernels.bucket_norms(NORMAL, 512, "max"), KEY)
+    codes = rounded(NORMAL, levels, 512, kernels.bucket_norms(NORMAL, 512, "max"), KEY)
     counts = torch.bincount(codes.long()).double()
     p = counts[counts > 0] / counts.sum()
     entropy = float(-(p * p.log2()).sum())
@@ -139,42 +139,6 @@ def test_damaged_codes_are_read_alike_by_all_backends(levels: int) -> None:
                 except CorruptWire:
                     found.append(None)
         assert all(one == found[0] for one in found)
-
-
-def test_hosts_without_the_instructions_find_the_same_bits() -> None:
-    masks = pytest.importorskip("gossamer.kernels.cpu.masks")
-    rng = np.random.default_rng(3)
-    words = rng.integers(0, 2**64, 200, np.uint64, endpoint=False)
-    for word, mask in [
-        *zip(words, words[::-1] & words, strict=True),
-        (words[0], np.uint64(0)),
-        (words[1], ~np.uint64(0)),
-    ]:
-        places = [i for i in range(64) if int(mask) >> i & 1]
-        squeezed = sum((int(word) >> place & 1) << i for i, place in enumerate(places))
-        spread = sum((int(word) >> i & 1) << place for i, place in enumerate(places))
-        assert int(masks.squeeze_by_shifts(word, mask)) == squeezed
-        assert int(masks.spread_by_shifts(word, mask)) == spread
-
-
-@pytest.mark.parametrize("levels", [2, 7, 63])
-def test_tails_are_the_same_bits_in_whichever_way_they_are_written(levels: int) -> None:
-    tails, rice = (pytest.importorskip(f"gossamer.kernels.cpu.{name}") for name in ("tails", "rice"))
-    if tails.write_tails is tails.write_by_words:
-        pytest.skip("this processor has no instruction that moves bytes together: there is one way")
-    rng, found = np.random.default_rng(levels), list[list[int]]()
-    spread = np.array([2 * levels, levels // 2, 1, 0]).repeat(1024)  # blocks of all parameters
-    codes = (rng.random(4096) * (spread + 1)).astype(np.uint8)
-    parameters, alive = np.zeros(16, np.uint8), np.zeros(64, np.uint64)
-    rice.parameters(codes, (2 * levels).bit_length(), 4096, parameters)
-    for write in (tails.write_by_words, tails.write_side_by_side):
-        room, out = np.zeros(tails.ROOM, np.uint8), np.zeros(600, np.uint64)
-        at = 64 * rice._write_whole(codes, parameters, levels, 64, alive, out)
-        at, held = write(codes, parameters, levels, 64, alive, room, out, at, np.uint64(0))
-        out[at >> 6] = held
-        found.append([at, *map(int, out[: (at + 63) // 64])])
-    assert len(set(parameters.tolist())) > 2
-    assert found[0] == found[1]
 
 
 def test_damaged_wires_are_told_or_read_as_levels() -> None:

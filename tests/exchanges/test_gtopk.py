@@ -9,7 +9,7 @@ from gossamer.core.bucket import Bucket
 from gossamer.core.errors import RecipeError
 from gossamer.core.verbs import Receive
 from gossamer.exchanges import GTopK
-from gossamer.kernels.errors import CorruptWire
+from gossamer.kernels.layout import CorruptWire
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 

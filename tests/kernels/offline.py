@@ -152,7 +152,6 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary(x, bounds, 2.5, KEY, scales, wire)
     kernels.ternary_accumulate(wire, bounds, scales, x)
     kernels.ternary_decode(wire, bounds, scales, x)
-    kernels.sign_feedback(x, vector(n, shift=shift), scales, bounds)
     bits = vector(kernels.sign_bytes(n), torch.uint8, shift)
     kernels.sign_accumulate(bits, bounds, scales, x)
     kernels.sign_encode(x, bounds, 2, bits)

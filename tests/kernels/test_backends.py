@@ -40,10 +40,10 @@ def test_numba_is_optional_and_imported_late(script):
 
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
 def test_warmup_compiles_everything_that_a_step_needs():
-    from gossamer.kernels.cpu import indices, lanes, quantise, scales, select, sign, ternary
+    from gossamer.kernels.cpu import indices, lanes, levels, quantise, scales, select, sign, ternary
 
     def compiled() -> int:
-        modules = (indices, lanes, quantise, scales, select, sign, ternary)
+        modules = (indices, lanes, levels, quantise, scales, select, sign, ternary)
         values = [value for module in modules for value in vars(module).values()]
         return sum(len(value.signatures) for value in values if hasattr(value, "signatures"))
 
@@ -51,7 +51,7 @@ def test_warmup_compiles_everything_that_a_step_needs():
     before = compiled()
     measure(elements=1000, rounds=1)
     x = torch.ones(10)
-    kernels.scatter_add(x, *kernels.compact(x, 0.5), weight=0.5)
+    kernels.scatter_add(x, kernels.topk(x, 3), x[:3].clone(), weight=0.5)
     kernels.lanes_unpack(kernels.lanes_pack(kernels.ternary_levels(x, (0, 10), x[:1], (1, 2)), 1, 8), 10, 1, 8)
     kernels.sign_accumulate(torch.zeros(2, dtype=torch.uint8), (0, 10), x[:1], x, 0.5)
     kernels.absmax_and_std(x, (0, 3, 10))
@@ -152,13 +152,10 @@ def test_the_benchmark_has_a_row_for_every_kernel():
         "int8.decode",
         "e4m3.encode",
         "e4m3.decode",
-        "sign_feedback",
         "sign.encode",
         "sign.decode",
         "sketch.encode",
         "sketch.estimate",
-        "compact.0.1%",
-        "compact.1%",
         "topk.0.1%",
         "topk.1%",
         "index.encode.1%",

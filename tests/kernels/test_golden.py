@@ -16,6 +16,7 @@ from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops
 
 FILE = Path(__file__).parents[1] / "golden" / "kernels" / "wires.json"
 KEY = (0x01234567, 0x89ABCDEF)
+BEHIND = (KEY[0] + 3, KEY[1])  # the same random numbers, from the fourth on
 SIZES = (1, 5, 64, 321, 1000)
 
 
@@ -34,16 +35,16 @@ def wires() -> dict[str, str]:
         x, bounds = values(n), (0, n // 3, n)
         scales = kernels.absmax(x, bounds)
         found[f"absmax.{n}"] = scales.view(torch.uint8)
-        found[f"ternary.{n}"] = kernels.ternary_encode(x, bounds, scales, KEY, 3)
+        found[f"ternary.{n}"] = kernels.ternary_encode(x, bounds, scales, BEHIND)
         levels = kernels.ternary_levels(x, bounds, scales, KEY, 3)
         found[f"lanes.{n}"] = kernels.lanes_pack(levels, 3, 4).view(torch.uint8)
         for bits in range(1, 9):
             norms = kernels.bucket_norms(x, 100, "max")
-            found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, KEY, 3)
+            found[f"quantise{bits}.{n}"] = kernels.quantise_encode(x, bits, 100, norms, BEHIND)
         for top in (1, 7, 127):
             room = torch.empty(kernels.levels_most(n, top), dtype=torch.uint8)
             norms = kernels.bucket_norms(x, 100, "max")
-            found[f"levels{top}.{n}"] = room[: kernels.levels_encode(x, top, 100, norms, KEY, room, offset=3)]
+            found[f"levels{top}.{n}"] = room[: kernels.levels_encode(x, top, 100, norms, BEHIND, room)]
         small = {
             "int8": (INT8, brain_tops),
             "e4m3": (E4M3, any_top),
@@ -55,10 +56,11 @@ def wires() -> dict[str, str]:
                 tops, codes = torch.zeros(-(-n // 100)), torch.zeros(n, dtype=torch.uint8)
                 kernels.small_encode(x, form, steps(form), 100, key, tops, codes)
                 found[f"{name}{'' if key else '.nearest'}.{n}"] = torch.cat([tops.view(torch.uint8), codes])
-        pending, said = torch.zeros(n), torch.zeros(2)
-        for _ in range(2):
-            wire, said = kernels.sign_feedback(x, pending, said, bounds)
-        found[f"sign.{n}"] = torch.cat([wire, said.view(torch.uint8)])
+        wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
+        scales = kernels.sign_encode(x, bounds, 1, wire)
+        kernels.sign_accumulate(wire, bounds, scales, pending := x.clone(), -1.0)
+        scales = kernels.sign_encode(pending.add_(x), bounds, 1, wire)  # what the first message lost, and x again
+        found[f"sign.{n}"] = torch.cat([wire, scales.view(torch.uint8)])
         for part in (2, 10):
             chosen = kernels.topk(x, -(-n // part))
             found[f"indices{part}.{n}"] = kernels.index_encode(chosen, n)

@@ -110,8 +110,8 @@ def test_the_mean_over_ranks_averages_its_variance_down():
     assert float(torch.stack(errors).mean()) == pytest.approx(expected, rel=0.02)
 
 
-def test_an_offset_continues_the_same_stream():
-    scale, k = torch.tensor([4.0]), key("offset")
+def test_a_later_first_counter_continues_the_same_stream():
+    scale, k = torch.tensor([4.0]), key("later")
     whole = kernels.ternary_levels(X, (0, 1000), scale, k)
-    part = kernels.ternary_levels(X[300:].contiguous(), (0, 700), scale, k, offset=300)
+    part = kernels.ternary_levels(X[300:].contiguous(), (0, 700), scale, (k[0] + 300, k[1]))
     assert torch.equal(whole[300:], part)

@@ -47,12 +47,12 @@ for n in LENGTHS:
         if len(bounds) > 5 and n != 640:
             continue  # the interpreter is slow
         scales = kernels.absmax(x, bounds)
-        both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY, n)])
-        both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5, n)])
+        both(lambda: [kernels.ternary_encode(x, bounds, scales, KEY)])
+        both(lambda: [kernels.ternary_levels(x, bounds, scales, KEY, 5)])
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
         def at_once():
             found, out = torch.zeros_like(scales), torch.zeros_like(wire)
-            kernels.ternary(x, bounds, 0.0, KEY, found, out, n)
+            kernels.ternary(x, bounds, 0.0, KEY, found, out)
             return [found, out]
         both(at_once)
         def decode():
@@ -61,15 +61,13 @@ for n in LENGTHS:
             kernels.ternary_decode(wire, bounds, scales, over)
             return [out, over]
         both(decode)
-        def rounds():
-            pending, said, seen = torch.zeros_like(x), torch.zeros_like(scales), []
-            for _ in range(2):
-                wire, said = kernels.sign_feedback(x, pending, said, bounds)
-                out = x.clone()
-                kernels.sign_accumulate(wire, bounds, said, out, 0.1)
-                seen += [wire, said, pending.clone(), out]
-            return seen
-        both(rounds)
+        def signs():
+            wire, out, over = x.new_zeros(kernels.sign_bytes(n), dtype=torch.uint8), x.clone(), x.clone()
+            said = kernels.sign_encode(x, bounds, 1, wire)
+            kernels.sign_accumulate(wire, bounds, said, out, 0.1)
+            kernels.sign_decode(wire, bounds, said, over)
+            return [wire, said, out, over]
+        both(signs)
     for rows, columns in ((1, n + 9), (3, 701), (5, 2070)):
         if n:
             table = kernels.sketch_encode(x, rows, columns, KEY)
@@ -91,13 +89,13 @@ for n in LENGTHS:
     for bits, bucket in ((1, 512), (2, 100), (3, 64), (4, 4600), (5, 2**17), (6, 7), (7, 513), (8, 2560)):
         both(lambda: [kernels.bucket_norms(x, bucket, "max")])
         norms = kernels.bucket_norms(x, bucket, "max")
-        both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY, n)])
+        both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY)])
         def at_once():
             measured, out = torch.zeros_like(norms), x.new_zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-            kernels.quantise(x, bits, bucket, KEY, measured, out, n)
+            kernels.quantise(x, bits, bucket, KEY, measured, out)
             return [measured, out]
         both(at_once)
-        codes = kernels.quantise_encode(x, bits, bucket, norms, KEY, n)
+        codes = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         def decode():
             out, over = x.clone(), x.clone()
             kernels.quantise_accumulate(codes, bits, bucket, norms, out, 0.7)

@@ -213,16 +213,6 @@ def test_topk_of_many_elements_is_exact(shape):
 
 
 @pytest.mark.usefixtures("backend")
-def test_compact_selects_from_the_threshold_on():
-    x = torch.tensor([0.1, -0.5, NAN, 0.5, 0.49999997, -INF])
-    indices, values = kernels.compact(x, 0.5)
-    assert indices.tolist() == [1, 2, 3, 5]
-    assert torch.equal(values[[0, 2, 3]], torch.tensor([-0.5, 0.5, -INF]))
-    assert kernels.compact(x, 0.0)[0].numel() == 6
-    assert kernels.compact(x, 0.1 + 1e-12)[0].tolist() == [0, 1, 2, 3, 4, 5]
-
-
-@pytest.mark.usefixtures("backend")
 def test_scatter_add_checks_before_it_writes():
     for bad in ([0, 5], [-1, 2]):
         out = torch.zeros(5)

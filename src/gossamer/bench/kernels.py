@@ -68,8 +68,6 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
         steps = any_top(form)
         yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
         yield f"{name}.decode", lambda f=form: kernels.small_accumulate(small, f, 128, tops, out)
-    pending = torch.zeros(n, dtype=torch.float32)
-    yield "sign_feedback", lambda: kernels.sign_feedback(x, pending, scales, bounds)
     bits = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
     said = kernels.sign_encode(x, bounds, 2, bits)
     yield "sign.encode", lambda: kernels.sign_encode(x, bounds, 2, bits)
@@ -91,9 +89,6 @@ def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callab
 def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     n = x.numel()
     counts = {"0.1%": max(n // 1000, 1), "1%": max(n // 100, 1)}
-    bars = {name: float(x[kernels.topk(x, k).long()].abs().min()) for name, k in counts.items()}
-    for name, bar in bars.items():
-        yield f"compact.{name}", lambda bar=bar: kernels.compact(x, bar)
     for name, k in counts.items():
         yield f"topk.{name}", lambda k=k: kernels.topk(x, k)
     chosen_indices = kernels.topk(x, counts["1%"])

@@ -40,8 +40,8 @@ class QSGD(Levelled):
     then depend on the data, and cost one more small gather. Bits per element, in place of 4 in fixed width (7 levels, buckets of 512):
     Gaussian gradients 3.35, Laplace 2.72, Student's t 2.09, each within .2 of their entropy; in the paper's Elias code 4.22, 3.23
     and 2.58. A small Transformer's 2.91, for blocks of zeros take next to nothing. With `norm="l2"`, where most levels are zero,
-    1.4 (Elias 1.6 to 1.7). To write and read it takes 1.7 times as long as fixed width, some 1.7 ns an element more on a
-    busy core: so it pays below some hundred Mbit/s.
+    1.4 (Elias 1.6 to 1.7). To write and read it takes ten times as long as fixed width, some 9 ns an element more: so it pays
+    below some tens of Mbit/s.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([7.0, -3.0, 0.0, 1.0])})

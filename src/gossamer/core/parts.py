@@ -165,9 +165,10 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
         return _parse(text, dict(names or {}))
     except RecipeError:
         raise
-    except (SyntaxError, ValueError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else error  # without file and line, which a text has not
-        raise RecipeError(f"{shown(text)} cannot be read: {why}. A recipe looks like 'gather(qsgd(bits=4))'.") from None
+    except ValueError as error:
+        raise RecipeError(
+            f"{shown(text)} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
+        ) from None
 
 
 def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:

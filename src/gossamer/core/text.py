@@ -33,7 +33,7 @@ def shown(value: Any) -> str:
 
 
 def terms(text: str) -> list[ast.expr]:
-    """Parse the terms of a sum; raises SyntaxError or ValueError otherwise.
+    """Parse the terms of a sum; raises ValueError with the reason otherwise.
 
     >>> [ast.unparse(term) for term in terms("a + b(c + 1)")]
     ['a', 'b(c + 1)']
@@ -53,7 +53,7 @@ def terms(text: str) -> list[ast.expr]:
 
 
 def term(text: str) -> ast.expr:
-    """Parse one expression, which may be a sum."""
+    """Parse one expression, which may be a sum; raises ValueError with the reason otherwise."""
     node = _expression(text)
     _check(node)
     return node
@@ -69,9 +69,8 @@ def _expression(text: str) -> ast.expr:
     except (RecursionError, MemoryError, Warning) as error:
         raise ValueError(str(error) if isinstance(error, Warning) else "it is nested too deeply") from None
     except (SyntaxError, ValueError) as error:
-        if "Exceeds the limit" in str(error):
-            raise ValueError("a number in it has too many digits") from None
-        raise
+        why = error.msg if isinstance(error, SyntaxError) else str(error)  # without file and line, which a text has not
+        raise ValueError("a number in it has too many digits" if "Exceeds the limit" in why else why) from None
 
 
 def _check(node: ast.expr) -> None:

@@ -5,12 +5,11 @@ program (`gpu`). The functions here check their arguments and pick the twin by t
 """
 
 from gossamer.kernels.backends import backends, using
-from gossamer.kernels.errors import CorruptWire
 from gossamer.kernels.follow import follow
-from gossamer.kernels.hashing import mix3
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
-from gossamer.kernels.levels import level_codes, levels_accumulate, levels_decode, levels_encode, levels_most
+from gossamer.kernels.layout import CorruptWire
+from gossamer.kernels.levels import levels_accumulate, levels_decode, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -19,9 +18,10 @@ from gossamer.kernels.quantise import (
     quantise_decode,
     quantise_encode,
 )
+from gossamer.kernels.reference.hashing import mix3
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
-from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each, within
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode, sign_feedback
+from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each, within
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import (
@@ -41,7 +41,6 @@ __all__ = [
     "absmax_and_std",
     "backends",
     "bucket_norms",
-    "compact",
     "divide",
     "follow",
     "index_decode",
@@ -49,7 +48,6 @@ __all__ = [
     "lane_count",
     "lanes_pack",
     "lanes_unpack",
-    "level_codes",
     "levels_accumulate",
     "levels_decode",
     "levels_encode",
@@ -65,7 +63,6 @@ __all__ = [
     "sign_bytes",
     "sign_decode",
     "sign_encode",
-    "sign_feedback",
     "sketch_encode",
     "sketch_estimate",
     "small_accumulate",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import CorruptWire, require_vector
+from gossamer.kernels.layout import CorruptWire, require_vector
 
 PLAIN, RICE = 0, 1
 

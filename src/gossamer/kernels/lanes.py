@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_vector
+from gossamer.kernels.layout import require_count, require_vector
 
 
 def lane_fields(top: int, size: int) -> tuple[int, int]:

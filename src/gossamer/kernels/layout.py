@@ -1,4 +1,4 @@
-"""The position of every bit of a wire: arithmetic that all backends share.
+"""The position of every bit of a wire: arithmetic that all backends share, and checks of what they are given.
 
 All wires are planar. A vector is cut into blocks; inside a block whose rows are `width` bytes wide, byte j holds the
 elements j, j + width, j + 2 * width, ... so that loads, arithmetic and stores are contiguous on every machine.
@@ -16,6 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gossamer.core.errors import WireError
+from gossamer.core.rng import Key
+
+Bounds = tuple[int, ...]
+
 TRITS = 5  # trits per byte: 3 ** 5 = 243 <= 256
 TERNARY_BLOCK = 64 * TRITS
 PLANE_BLOCK = 64 * 8  # in a full block a plane of width w takes 64 * w bytes
@@ -31,6 +36,30 @@ SIGNS = 32 * SIGN_WORDS
 ONE = 1 << 23  # fixed-point one of the stochastic rounding: 23 fraction bits, as many as float32 has
 GUARD = ONE + 4  # the gain is a touch larger, so that |x| == scale never rounds below its level
 TINY = 2.0**-100  # scales below this would overflow the gain; such values are written as zero
+
+
+class CorruptWire(WireError):
+    """Received bytes do not have the length or content that their header and the receiver's shapes require."""
+
+
+def require_length(name: str, wire: Tensor, expected: int) -> None:
+    """Raise CorruptWire if a wire has the wrong length; called before it is read."""
+    require_vector("wire", wire, torch.uint8)
+    if wire.numel() != expected:
+        raise CorruptWire(f"{name}: expected {expected} bytes, got {wire.numel()}")
+
+
+def require_vector(name: str, x: Tensor, dtype: torch.dtype = torch.float32) -> None:
+    """Raise TypeError unless x is a contiguous vector of the right type, since kernels access raw memory."""
+    if x.dtype != dtype or x.dim() != 1 or not x.is_contiguous():
+        found = f"{x.dtype} of shape {tuple(x.shape)}"
+        raise TypeError(f"{name} must be a contiguous 1-D {dtype} tensor, got {found}")
+
+
+def require_count(name: str, x: Tensor, expected: int) -> None:
+    """Raise ValueError unless a table (scales, norms) has one entry per segment or bucket."""
+    if x.numel() != expected:
+        raise ValueError(f"{name} must have {expected} entries, got {x.numel()}")
 
 
 def planes(bits: int) -> tuple[int, ...]:
@@ -56,6 +85,11 @@ def levels_of(bits: int) -> int:
     return max((1 << (bits - 1)) - 1, 1)
 
 
+def middle_of(bits: int) -> float:
+    """The code of zero, or what would be: half of the largest code."""
+    return 0.5 if bits == 1 else levels_of(bits)
+
+
 def gains(scales: Tensor, top: float) -> Tensor:
     """Per-segment factor that turns |x| = scale into `top` fixed-point units; 0 where the scale is 0 or tiny."""
     return ((top * GUARD) / scales).masked_fill_(scales < TINY, 0.0)
@@ -68,7 +102,7 @@ def units(scales: Tensor, weight: float, top: int) -> Tensor:
 
 
 @lru_cache(maxsize=1024)
-def edges(bounds: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def edges(bounds: Bounds) -> npt.NDArray[np.int64]:
     """Checked segment boundaries as an array; cached because a model has a few tables and many steps."""
     if not bounds or bounds[0] != 0 or any(a > b for a, b in pairwise(bounds)):
         raise ValueError(f"bounds must start at 0 and not decrease, got {bounds[:8]}")
@@ -81,13 +115,13 @@ def edges(bounds: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 @lru_cache(maxsize=1024)
-def edges_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+def edges_on(bounds: Bounds, device: torch.device) -> Tensor:
     """Segment boundaries as a tensor on a device."""
     return torch.tensor(bounds, dtype=torch.int64, device=device)
 
 
 @lru_cache(maxsize=1024)
-def lengths_on(bounds: tuple[int, ...], device: torch.device) -> Tensor:
+def lengths_on(bounds: Bounds, device: torch.device) -> Tensor:
     """The length of each segment, as a tensor on a device."""
     return torch.tensor(np.diff(np.array(bounds, dtype=np.int64)), device=device)
 
@@ -102,7 +136,7 @@ def divisor(number: float, device: torch.device) -> Tensor:
     return torch.tensor(float(number), dtype=torch.float32, device=device)
 
 
-def require_bounds(bounds: tuple[int, ...], n: int) -> int:
+def require_bounds(bounds: Bounds, n: int) -> int:
     """Number of segments, after checking that they cover exactly n elements."""
     if int(edges(bounds)[-1]) != n:
         raise ValueError(f"bounds end at {bounds[-1]} but there are {n} elements")
@@ -119,7 +153,7 @@ class Turns(NamedTuple):
     n: int
     rows: int
     columns: int
-    key: tuple[int, int]
+    key: Key
 
     @property
     def layers(self) -> int:

@@ -14,17 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import CorruptWire, require_count, require_vector
-from gossamer.kernels.hashing import Key
-from gossamer.kernels.reference import levels as reference
-
-
-def level_codes(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, offset: int = 0) -> Tensor:
-    """codes = levels + floor(x * levels / norm + u), as uint8: what `levels_encode` writes. By plain torch operations."""
-    _require(x, levels, bucket, norms)
-    return reference.codes(x, levels, bucket, layout.gains(norms, levels), key, offset)
+from gossamer.kernels.layout import CorruptWire, require_count, require_vector
 
 
 def levels_most(n: int, levels: int) -> int:
@@ -33,7 +26,7 @@ def levels_most(n: int, levels: int) -> int:
 
 
 def levels_encode(
-    x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, out: Tensor, measure: bool = False, offset: int = 0
+    x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, out: Tensor, measure: bool = False
 ) -> int:
     """Write the levels of `quantise_encode`, up to any number from 1 to 127, in a Rice code to the front of `out`.
 
@@ -44,7 +37,7 @@ def levels_encode(
     require_vector("out", out, torch.uint8)
     if out.numel() < levels_most(x.numel(), levels):
         raise ValueError(f"out must hold {levels_most(x.numel(), levels)} bytes, got {out.numel()}")
-    return int(twin("levels", "encode", x.device)(x, levels, bucket, norms, key, offset, measure, out))
+    return int(twin("levels", "encode", x.device)(x, levels, bucket, norms, key, measure, out))
 
 
 def levels_accumulate(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:

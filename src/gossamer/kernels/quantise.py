@@ -7,10 +7,10 @@ from typing import Literal
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
+from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_length, require_vector
-from gossamer.kernels.hashing import Key
+from gossamer.kernels.layout import require_count, require_length, require_vector
 
 
 def quantise_bytes(n: int, bits: int) -> int:
@@ -30,37 +30,24 @@ def bucket_norms(x: Tensor, bucket: int, kind: Literal["max", "l2"]) -> Tensor:
     return twin("quantise", f"{kind}_norms", x.device)(x, bucket)
 
 
-def quantise_encode(
-    x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, offset: int = 0, out: Tensor | None = None
-) -> Tensor:
+def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
     """code = s + floor(x * s / norm + u), clamped to [0, 2 * s], with s = 2 ** (bits - 1) - 1; unbiased.
 
     The wire is written to `out`, if there is one. One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm;
     a bucket whose norm is below 2^-100 is read as zero, as with more bits.
-    u is the top 23 bits of mix3(offset + i). Reads 4 and writes bits / 8 bytes per element.
+    u is the top 23 bits of mix3(i). Reads 4 and writes bits / 8 bytes per element.
     """
-    require_vector("x", x)
-    require_vector("norms", norms)
-    require_count("norms", norms, _buckets(x.numel(), bucket))
-    layout.planes(bits)
-    gains = layout.gains(norms, 0.5 if bits == 1 else layout.levels_of(bits))
     wire = uninitialised(quantise_bytes(x.numel(), bits), x.device) if out is None else out
-    require_length(f"quantise {bits} bits", wire, quantise_bytes(x.numel(), bits))
-    twin("quantise", "encode", x.device)(x, bits, bucket, gains, key, offset, wire)
+    _encode(x, bits, bucket, norms, key, False, wire)
     return wire
 
 
-def quantise(x: Tensor, bits: int, bucket: int, key: Key, norms: Tensor, out: Tensor, offset: int = 0) -> None:
+def quantise(x: Tensor, bits: int, bucket: int, key: Key, norms: Tensor, out: Tensor) -> None:
     """`bucket_norms` by magnitude, written to `norms`, and `quantise_encode` with them, written to `out`.
 
     On a CPU each bucket is read once from memory. Reads 4 and writes bits / 8 bytes per element.
     """
-    require_vector("x", x)
-    require_vector("norms", norms)
-    require_count("norms", norms, _buckets(x.numel(), bucket))
-    require_length(f"quantise {bits} bits", out, quantise_bytes(x.numel(), bits))
-    top = 0.5 if bits == 1 else layout.levels_of(bits)
-    twin("quantise", "measure_and_encode", x.device)(x, bits, bucket, top, key, offset, norms, out)
+    _encode(x, bits, bucket, norms, key, True, out)
 
 
 def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
@@ -74,6 +61,14 @@ def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out
 def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
     """out = norm / s * (code - s): to the bit what `quantise_accumulate` adds to zeros, without a pass that writes them."""
     _read(wire, bits, bucket, norms, out, 1.0, True)
+
+
+def _encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, out: Tensor) -> None:
+    require_vector("x", x)
+    require_vector("norms", norms)
+    require_count("norms", norms, _buckets(x.numel(), bucket))
+    require_length(f"quantise {bits} bits", out, quantise_bytes(x.numel(), bits))
+    twin("quantise", "encode", x.device)(x, bits, bucket, norms, key, measure, out)
 
 
 def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:

@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_vector
-from gossamer.kernels.layout import require_bounds
-
-Bounds = tuple[int, ...]
+from gossamer.kernels.layout import Bounds, require_bounds, require_vector
 
 
 def absmax(x: Tensor, bounds: Bounds) -> Tensor:

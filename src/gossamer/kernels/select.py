@@ -9,19 +9,9 @@ import torch
 from torch import Tensor
 
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import CorruptWire, require_count, require_vector
-from gossamer.kernels.layout import require_bounds
+from gossamer.kernels.layout import Bounds, CorruptWire, require_bounds, require_count, require_vector
 from gossamer.kernels.reference.select import spoil_outside
-from gossamer.kernels.scales import Bounds, divide
-
-
-def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Indices (int32, ascending) and values of the elements with |x| >= threshold; NaN counts as selected.
-
-    Reads 4 bytes per element and writes 8 per selected one. On a GPU this is a handful of torch operations.
-    """
-    require_vector("x", x)
-    return twin("select", "compact", x.device)(x, threshold)
+from gossamer.kernels.scales import divide
 
 
 def topk(x: Tensor, k: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One sign bit per element and one scale per segment, with or without error feedback, in one pass over memory."""
+"""One sign bit per element and one scale per segment, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_length, require_vector
-from gossamer.kernels.scales import Bounds
+from gossamer.kernels.layout import Bounds, require_count, require_length, require_vector
 
 
 def sign_bytes(n: int) -> int:
@@ -35,21 +34,6 @@ def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> No
     Reads 1/8 and writes 4 bytes per element.
     """
     _read(wire, bounds, scales, out, 1.0, True)
-
-
-def sign_feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    """Sign bits and mean |p| per segment of p = g + e, where e is the residual of the last message.
-
-    `pending` holds the last p and is overwritten: e = pending - scale_prev * sign(pending), taken late so that one
-    pass is enough. sign(0) is +1 and its bit is 1. Sums are float64 in one fixed order: bit-equal everywhere.
-    Reads 8 and writes 4 + 1/8 bytes per element.
-    """
-    require_vector("g", g)
-    require_vector("pending", pending)
-    require_count("pending", pending, g.numel())
-    require_vector("scales_prev", scales_prev)
-    require_count("scales_prev", scales_prev, layout.require_bounds(bounds, g.numel()))
-    return twin("sign", "feedback", g.device)(g, pending, scales_prev, bounds)
 
 
 def sign_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gossamer.core.rng import Key
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_vector
-from gossamer.kernels.hashing import Key
-from gossamer.kernels.layout import Turns
+from gossamer.kernels.layout import Turns, require_count, require_vector
 
 
 def sketch_encode(x: Tensor, rows: int, columns: int, key: Key) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gossamer.core.rng import Key
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_length, require_vector
 from gossamer.kernels.forms import Form, Steps
-from gossamer.kernels.hashing import Key
+from gossamer.kernels.layout import require_count, require_length, require_vector
 
 LONGEST = 4096  # elements of one bucket: a GPU's program holds it whole
 

@@ -5,53 +5,43 @@ from __future__ import annotations
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
+from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.errors import require_count, require_length, require_vector
-from gossamer.kernels.hashing import Key
-from gossamer.kernels.layout import ternary_bytes
-from gossamer.kernels.scales import Bounds
+from gossamer.kernels.layout import Bounds, require_count, require_length, require_vector, ternary_bytes
 
 __all__ = ["ternary", "ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
 
 
-def ternary_encode(
-    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, offset: int = 0, out: Tensor | None = None
-) -> Tensor:
+def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
     """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3; written to `out`, if there is one.
 
-    t = (int32(x * 2**23 / scale) + (mix3(offset + i) >> 9)) >> 23, which rounds up with the fraction's probability:
+    t = (int32(x * 2**23 / scale) + (mix3(i) >> 9)) >> 23, which rounds up with the fraction's probability:
     unbiased wherever |x| <= scale.
     Reads 4 and writes 1/5 bytes per element.
     """
-    gains = _gains(x, bounds, scales, 1)
     wire = uninitialised(ternary_bytes(x.numel()), x.device) if out is None else out
-    require_length("ternary", wire, ternary_bytes(x.numel()))
-    twin("ternary", "encode", x.device)(x, bounds, gains, key, offset, wire)
+    _encode(x, bounds, scales, None, key, wire)
     return wire
 
 
-def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, out: Tensor, offset: int = 0) -> None:
+def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, out: Tensor) -> None:
     """`clipped_scales` of each segment, written to `scales`, and `ternary_encode` with them, written to `out`.
 
     On a CPU what fits into its caches is read once from memory. Reads 4 and writes 1/5 bytes per element.
     """
-    require_vector("x", x)
-    require_vector("scales", scales)
-    require_count("scales", scales, layout.require_bounds(bounds, x.numel()))
-    require_length("ternary", out, ternary_bytes(x.numel()))
-    twin("ternary", "measure_and_encode", x.device)(x, bounds, clip, key, offset, scales, out)
+    _encode(x, bounds, scales, clip, key, out)
 
 
-def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1, offset: int = 0) -> Tensor:
+def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1) -> Tensor:
     """Round as `ternary_encode` does, to int8 levels in [-top, top], unpacked: floor(x * top / scale + u).
 
     With top = 1 these are the trits of `ternary_encode`. Reads 4 and writes 1 byte per element.
     """
     if not 1 <= top <= 127:
         raise ValueError(f"top must be between 1 and 127, got {top}")
-    gains = _gains(x, bounds, scales, top)
-    return twin("ternary", "levels", x.device)(x, bounds, gains, key, top, offset)
+    _require(x, bounds, scales)
+    return twin("ternary", "levels", x.device)(x, bounds, layout.gains(scales, top), key, top)
 
 
 def ternary_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
@@ -67,6 +57,12 @@ def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) ->
     _read(wire, bounds, scales, out, 1.0, True)
 
 
+def _encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, out: Tensor) -> None:
+    _require(x, bounds, scales)
+    require_length("ternary", out, ternary_bytes(x.numel()))
+    twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, out)
+
+
 def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
@@ -74,8 +70,7 @@ def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: flo
     twin("ternary", "read", out.device)(wire, bounds, scales, weight, out, anew)
 
 
-def _gains(x: Tensor, bounds: Bounds, scales: Tensor, top: int) -> Tensor:
+def _require(x: Tensor, bounds: Bounds, scales: Tensor) -> None:
     require_vector("x", x)
     require_vector("scales", scales)
     require_count("scales", scales, layout.require_bounds(bounds, x.numel()))
-    return layout.gains(scales, top)

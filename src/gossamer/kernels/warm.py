@@ -21,8 +21,8 @@ from gossamer.kernels.quantise import (
     quantise_encode,
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
-from gossamer.kernels.select import compact, scatter_add, sparse_mean, topk, topk_each
-from gossamer.kernels.sign import sign_accumulate, sign_decode, sign_encode, sign_feedback
+from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each
+from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.small import small_accumulate, small_decode, small_encode
 from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
@@ -91,14 +91,14 @@ def _levels(x: Tensor) -> None:
 
 def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
-    wire, scales = sign_feedback(x, x.clone(), x[:1].clone(), bounds)
+    wire = torch.empty(sign_bytes(x.numel()), dtype=torch.uint8, device=x.device)
+    scales = sign_encode(x, bounds, 2, wire)
     sign_accumulate(wire, bounds, scales, x.clone())
-    sign_decode(wire, bounds, sign_encode(x, bounds, 2, wire), x.clone())
+    sign_decode(wire, bounds, scales, x.clone())
 
 
 def _select(x: Tensor) -> None:
-    scatter_add(x.clone(), *compact(x, 0.5))
-    topk(x, 32)
+    scatter_add(x.clone(), topk(x, 32), x[:32].clone())
     chosen = topk_each(x, (0, x.numel()), (32,))
     sparse_mean([chosen], [x[:32].clone()], x.clone())
 

@@ -68,15 +68,15 @@ def _gaps(indices: Ints, start: int, gaps: Longs) -> int:
 
 
 @kernel
-def _parameter(gaps: Longs) -> int:
-    """The smallest r at which one more bit per gap no longer pays; the cost is convex in r."""
-    low, high = 0, _PARAMETERS - 1
+def parameter(numbers: Longs | Bytes, most: int) -> int:
+    """The smallest Rice parameter r at which one more bit per number no longer pays; the cost is convex in r."""
+    low, high = 0, most
     while low < high:
         r = (low + high) // 2
         saved = np.int64(0)
-        for j in range(gaps.size):
-            saved += ((gaps[j] >> r) + 1) >> 1
-        if saved <= gaps.size:
+        for j in range(numbers.size):
+            saved += ((numbers[j] >> r) + 1) >> 1
+        if saved <= numbers.size:
             high = r
         else:
             low = r + 1
@@ -89,7 +89,7 @@ def _measure(indices: Ints, rice: Bytes) -> tuple[int, int]:
     low, unary = 0, indices.size
     for block in range(rice.size):
         size = _gaps(indices, block * INDEX_BLOCK, gaps)
-        r = _parameter(gaps[:size])
+        r = parameter(gaps[:size], _PARAMETERS - 1)
         rice[block] = r
         low += r * size
         for j in range(size):

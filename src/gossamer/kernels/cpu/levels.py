@@ -1,34 +1,31 @@
-"""Uniform levels of any number per bucket, in a Rice code: rounds one record at a time into a buffer in L1, and codes it."""
+"""Uniform levels of any number per bucket, in a Rice code: rounds one record at a time into a buffer in L1, and codes it.
+
+Between rounding and packing a record is a list of bits, one per byte: plane after plane, each of those elements that it still
+says something of.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
+from gossamer.core.rng import Key
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, wide
 from gossamer.kernels.cpu.hashing import start
-from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.quantise import say_again, say_first
-from gossamer.kernels.cpu.rice import code, fold, parameters, uncode, unfold
-from gossamer.kernels.cpu.rounding import gain_of, round_codes, unit_of
-from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.cpu.tails import ROOM, WORDS
+from gossamer.kernels.cpu.indices import parameter
+from gossamer.kernels.cpu.quantise import read_buckets, round_buckets
 from gossamer.kernels.layout import GUARD, LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, ONE, Coded
 
+Places = npt.NDArray[np.uint16]
 _BLOCKS = LEVEL_RECORD // LEVEL_BLOCK
 
 
-def encode(
-    x: Tensor, levels: int, bucket: int, norms: Tensor, key: tuple[int, int], offset: int, measure: bool, wire: Tensor
-) -> int:
-    values, (counter, k1) = x.detach().numpy(), start(key, offset)
-    said, plan = norms.numpy(), Coded(x.numel(), levels)
-    gain, top = np.float32(levels * GUARD), np.int32(levels * ONE)
-    tops = said.view(np.int32)
-    shape = levels, plan.bits, plan.records, plan.first
-    return _encode(
-        values, values.view(np.int32), bucket, gain, top, counter, k1, said, tops, measure, *shape, wire.numpy()
-    )
+def encode(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> int:
+    values, said, (counter, k1) = x.detach().numpy(), norms.numpy(), start(key)
+    gain, top, plan = np.float32(levels * GUARD), np.int32(levels * ONE), Coded(x.numel(), levels)
+    magnitudes, tops, shape = values.view(np.int32), said.view(np.int32), (levels, plan.bits, plan.records, plan.first)
+    return _encode(values, magnitudes, bucket, gain, top, counter, k1, measure, said, tops, *shape, wire.numpy())
 
 
 def read(wire: Tensor, levels: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> bool:
@@ -46,9 +43,9 @@ def _encode(
     top: np.int32,
     counter: np.uint32,
     k1: np.uint32,
+    measure: bool,
     norms: Floats,
     tops: Ints,
-    measure: bool,
     levels: int,
     bits: int,
     records: int,
@@ -56,31 +53,20 @@ def _encode(
     wire: Bytes,
 ) -> int:
     """Encode, and return the wire's length; with `measure`, compute each bucket's norm first."""
-    wide()
-    codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(WORDS, np.uint64)
-    words, room = np.zeros(LEVEL_MOST // 8 + 2, np.uint64), np.zeros(ROOM, np.uint8)
-    raw, at, factor = words.view(np.uint8), first, np.float32(0)
+    codes, said, at = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(8 * LEVEL_MOST + 8, np.uint8), first
     for record in range(records):
-        lo = min(record * LEVEL_RECORD, x.size // 64 * 64)
-        hi = _end(lo, x.size)
-        a = lo
-        while a < hi:
-            i = a // bucket
-            if a == i * bucket and measure:
-                tops[i] = top_bits(magnitudes[a : a + bucket])
-            if a == i * bucket or a == lo:
-                factor = gain_of(norms[i], gain)
-            b = min(hi, (i + 1) * bucket)
-            prefetch(x, a + LEVEL_RECORD, b + LEVEL_RECORD)
-            round_codes(x, a, b, factor, top, top, counter, k1, codes, a - lo)
-            a = b
-        fold(codes, np.uint8(levels), hi - lo)
-        begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
-        rice = wire[begin : begin + (hi - lo + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
-        parameters(codes, bits, hi - lo, rice)
-        length = (code(codes, rice, levels, hi - lo, alive, room, words) + 7) // 8
+        lo, hi = _ends(record, x.size)
+        round_buckets(x, magnitudes, lo, hi, bucket, gain, top, counter, k1, measure, norms, tops, codes)
+        inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
+        _fold(inside, np.uint8(levels))
+        for block in range(rice.size):
+            numbers = inside[block * LEVEL_BLOCK : (block + 1) * LEVEL_BLOCK]
+            rice[block] = parameter(numbers, bits - 1) if np.any(numbers) else LEVEL_ZEROS
+        count = _write(inside, rice, levels, bits, said)
+        said[count : count + 8] = 0
+        length = (count + 7) // 8
         wire[2 * record], wire[2 * record + 1] = length & 255, length >> 8
-        _move(raw, 0, length, wire, at)
+        _join(said, wire[at : at + length])
         at += length
     return at
 
@@ -99,36 +85,24 @@ def _read(
     anew: bool,
 ) -> bool:
     """Decode, and return True if the wire is valid; writes nothing if its length is wrong."""
-    wide()
     if not _is_whole(wire, records, first):
         return False
-    codes, alive = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(WORDS, np.uint64)
-    words = np.zeros(LEVEL_MOST // 8 + WORDS + 2, np.uint64)
-    raw, at, one = words.view(np.uint8), first, np.int32(1)
+    codes, places = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
+    said = np.zeros(8 * LEVEL_MOST + LEVEL_RECORD, np.uint8)  # with room for a plane that begins where the record ends
+    at = first
     for record in range(records):
-        lo = min(record * LEVEL_RECORD, out.size // 64 * 64)
-        hi = _end(lo, out.size)
-        begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
-        rice = wire[begin : begin + (hi - lo + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
+        lo, hi = _ends(record, out.size)
+        inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
+        if np.any((rice >= bits) & (rice != LEVEL_ZEROS)):
+            return False
         length = _length(wire, record)
-        if not _known(rice, bits):
-            return False
-        _move(wire, at, length, raw, 0)
-        used = uncode(words, 8 * length, rice, levels, hi - lo, alive, codes)
-        if (used + 7) // 8 != length or unfold(codes, np.uint8(levels), hi - lo) > 2 * levels:
-            return False
+        _split(wire[at : at + length], said)
         at += length
-        a = lo
-        while a < hi:
-            i = a // bucket
-            b = min(hi, (i + 1) * bucket)
-            prefetch(out, a + LEVEL_RECORD, b + LEVEL_RECORD)
-            unit = unit_of(norms[i], weight, np.float32(levels))
-            if anew:
-                say_first(out, a, b, codes, a - lo, unit, one, np.int32(levels))
-            else:
-                say_again(out, a, b, codes, a - lo, unit, one, np.int32(levels))
-            a = b
+        used = _decode(said, 8 * length, rice, levels, bits, places, inside)
+        if (used + 7) // 8 != length or inside.max() > 2 * levels:
+            return False
+        _unfold(inside, np.uint8(levels))
+        read_buckets(codes, np.int32(levels), bucket, norms, weight, out, lo, hi, anew)
     return True
 
 
@@ -148,22 +122,125 @@ def _length(wire: Bytes, record: int) -> int:
 
 
 @kernel
-def _end(lo: int, n: int) -> int:
-    """End of the record that begins at a position; elements beyond whole words form a record of their own."""
+def _ends(record: int, n: int) -> tuple[int, int]:
+    """The elements of a record; those beyond whole words form a record of their own."""
     whole = n // 64 * 64
-    return min(lo + LEVEL_RECORD, whole) if lo < whole else n
+    lo = min(record * LEVEL_RECORD, whole)
+    return lo, min(lo + LEVEL_RECORD, whole) if lo < whole else n
 
 
 @kernel
-def _move(given: Bytes, start: int, length: int, out: Bytes, begin: int) -> None:
+def _parameters(wire: Bytes, record: int, records: int, first: int, size: int) -> Bytes:
+    """The bytes of a record's Rice parameters."""
+    begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
+    return wire[begin : begin + (size + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
+
+
+@kernel
+def _fold(codes: Bytes, levels: np.uint8) -> None:
+    """Map 0, -1, 1, -2, 2, ... to 0, 1, 2, 3, 4, ..."""
     wide()
-    for i in range(length):
-        out[np.uint64(begin + i)] = given[np.uint64(start + i)]
+    for i in range(codes.size):
+        level = np.int8(np.uint8(codes[i] - levels))
+        codes[i] = np.uint8(np.int8(np.int8(level << np.int8(1)) ^ np.int8(level >> np.int8(7))))
 
 
 @kernel
-def _known(rice: Bytes, bits: int) -> bool:
-    known = True
-    for i in range(rice.size):
-        known &= rice[i] < bits or rice[i] == LEVEL_ZEROS
-    return known
+def _unfold(codes: Bytes, levels: np.uint8) -> None:
+    wide()
+    for i in range(codes.size):
+        half, odd = np.uint8(codes[i] >> np.uint8(1)), np.uint8(codes[i] & np.uint8(1))
+        codes[i] = np.uint8(np.uint8(half ^ np.uint8(-odd)) + levels)
+
+
+@kernel
+def _join(said: Bytes, wire: Bytes) -> None:
+    """Pack bits, one per byte, to bytes: a product with one bit in every seventh place brings eight of them together."""
+    wide()
+    words = said[: 8 * wire.size].view(np.uint64)
+    for i in range(wire.size):
+        wire[i] = np.uint8(np.uint64(words[i] * np.uint64(0x0102040810204080)) >> np.uint64(56))
+
+
+@kernel
+def _split(wire: Bytes, said: Bytes) -> None:
+    wide()
+    for i in range(wire.size):
+        for k in range(8):
+            said[8 * i + k] = np.uint8(np.uint8(wire[i] >> np.uint8(k)) & np.uint8(1))
+
+
+@kernel
+def _write(codes: Bytes, rice: Bytes, levels: int, bits: int, said: Bytes) -> int:
+    """Write the bits of a record, and return their number; destroys the codes."""
+    wide()
+    at, counts = 0, np.zeros(rice.size, np.int64)
+    for plane in range(bits - 1):
+        for block in range(rice.size):
+            if plane < rice[block] and rice[block] != LEVEL_ZEROS:
+                a, b = block * LEVEL_BLOCK, min((block + 1) * LEVEL_BLOCK, codes.size)
+                for i in range(b - a):
+                    said[at + i] = np.uint8(np.uint8(codes[a + i] >> np.uint8(plane)) & np.uint8(1))
+                at += b - a
+    k, unfinished = 0, _begin(rice, codes.size, counts)
+    while unfinished:
+        k, unfinished = k + 1, 0
+        for block in range(rice.size):
+            left, r = codes[block * LEVEL_BLOCK :][: counts[block]], int(rice[block] & 7)
+            bound = np.uint8(k << r)
+            for j in range(left.size):
+                said[at + j] = left[j] >= bound
+            at += left.size
+            counts[block] = _keep(left, said[at - left.size :]) if k < 2 * levels >> r else 0
+            unfinished += counts[block]
+    return at
+
+
+@kernel
+def _decode(said: Bytes, most: int, rice: Bytes, levels: int, bits: int, places: Places, codes: Bytes) -> int:
+    """Read a record of at most `most` bits; returns the bits read, or more than `most` if the record is corrupt."""
+    wide()
+    codes[:] = 0
+    at, counts = 0, np.zeros(rice.size, np.int64)
+    for plane in range(bits - 1):
+        for block in range(rice.size):
+            if plane < rice[block] and rice[block] != LEVEL_ZEROS:
+                a, b = block * LEVEL_BLOCK, min((block + 1) * LEVEL_BLOCK, codes.size)
+                for i in range(b - a):
+                    codes[a + i] |= np.uint8(said[at + i] << np.uint8(plane))
+                at += b - a
+        if at > most:
+            return at
+    for i in range(codes.size):
+        places[i] = i
+    k, unfinished = 0, _begin(rice, codes.size, counts)
+    while unfinished and at <= most:
+        k, unfinished = k + 1, 0
+        for block in range(rice.size):
+            left, r = places[block * LEVEL_BLOCK :][: counts[block]], int(rice[block] & 7)
+            n = _keep(left, said[at:])
+            for place in left[:n]:
+                codes[place] += np.uint8(1 << r)
+            at += left.size
+            counts[block] = n if k < 2 * levels >> r else 0
+            unfinished += counts[block]
+    return at
+
+
+@kernel
+def _keep(left: Bytes | Places, flags: Bytes) -> int:
+    """Move those with a flag to the front, and return their number."""
+    n = np.uint64(0)
+    for j in range(left.size):
+        left[n] = left[j]
+        n += np.uint64(flags[j])
+    return int(n)
+
+
+@kernel
+def _begin(rice: Bytes, size: int, counts: Longs) -> int:
+    """Count the elements of each block of which more is said, and return their sum."""
+    for block in range(rice.size):
+        if rice[block] != LEVEL_ZEROS:
+            counts[block] = min(LEVEL_BLOCK, size - block * LEVEL_BLOCK)
+    return counts.sum()

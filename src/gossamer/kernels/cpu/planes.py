@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossamer.kernels.cpu.compile import Bytes, Rows, kernel
-from gossamer.kernels.cpu.hints import wide
+from gossamer.kernels.cpu.compile import Bytes, Rows, kernel, wide
 from gossamer.kernels.layout import PLANE_BLOCK
 
 Move = Callable[[Rows, int, Rows, int, int, int], None]

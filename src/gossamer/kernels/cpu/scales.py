@@ -6,14 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, reduction
-from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.layout import edges
+from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, prefetch, reduction, wide
+from gossamer.kernels.layout import Bounds, edges
 
 _CHUNK = 2048
 
 
-def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
+def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     out = torch.empty(len(bounds) - 1, dtype=torch.float32)
     _absmax(x.detach().numpy().view(np.int32), edges(bounds), out.numpy().view(np.int32))
     return out
@@ -31,14 +30,14 @@ def divisor(by: int) -> tuple[np.float32, bool]:
     return np.float32(1.0 / by if exact else by), exact
 
 
-def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     top, rms = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_rms(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), rms.numpy())
     return top, rms
 
 
-def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     top, std = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_std(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), std.numpy())

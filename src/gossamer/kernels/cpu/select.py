@@ -9,10 +9,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel
-from gossamer.kernels.cpu.hints import lowest_bit, prefetch, wide
+from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel, lowest_bit, prefetch, wide
 from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
-from gossamer.kernels.layout import edges
+from gossamer.kernels.layout import Bounds, edges
 
 Flags = npt.NDArray[np.uint8]
 _BLOCK = 1024
@@ -22,14 +21,6 @@ _STRETCH = 4096  # elements that stay near while all that is said of them is add
 _SHORT = 1 << 13  # below this, selecting among all is faster than sampling
 _DENSE = 16  # of so many elements at most one may be chosen, if a sample shall pay
 _SMALL = 1 << 16  # the same for `topk`, which asks NumPy for more
-
-
-def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    # a threshold between two float32 values selects from the upper one
-    bar = np.float32(max(threshold, 0.0))
-    bar = bar if float(bar) >= threshold else np.nextafter(bar, np.float32(np.inf))
-    indices, values = _survivors(x.detach().numpy(), int(bar.view(np.int32)), x.numel())
-    return torch.from_numpy(indices), torch.from_numpy(values)
 
 
 def topk(x: Tensor, k: int) -> Tensor:
@@ -44,7 +35,7 @@ def topk(x: Tensor, k: int) -> Tensor:
     return torch.from_numpy(_best(values, k))
 
 
-def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
+def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor) -> None:
     values, table, ends = x.detach().numpy(), np.array(counts, np.int64), edges(bounds)
     sampled = table[table * _DENSE <= np.diff(ends)]  # of the others all are looked at
     most = 4 * int(sampled.max(initial=0)) + 1024

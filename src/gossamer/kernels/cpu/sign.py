@@ -1,4 +1,4 @@
-"""Sign bits, with and without error feedback: works on 512 elements at a time, which stay in L1."""
+"""Sign bits, and the lengths of segments: works on a few blocks of 512 elements at a time, which stay in L1."""
 
 from __future__ import annotations
 
@@ -6,31 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.memory_pool import uninitialised
-from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel
-from gossamer.kernels.cpu.hints import prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel, prefetch, wide
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
-from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, edges, plane_bytes
+from gossamer.kernels.cpu.segments import piece
+from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, Bounds, edges
 
-_CHUNK = SUM_GROUP // 4  # both vectors' chunks, and the next ones on their way, fit into L1
+_CHUNK = SUM_GROUP // 4  # elements that are measured, then packed
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+def encode(x: Tensor, bounds: Bounds, power: int, out: Tensor) -> Tensor:
     scales = torch.empty(len(bounds) - 1, dtype=torch.float32)
     _encode(x.detach().numpy(), edges(bounds), power, out.numpy(), scales.numpy())
     return scales
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, units: Tensor, out: Tensor, anew: bool) -> None:
     _read(wire.numpy(), edges(bounds), units.numpy(), out.detach().numpy(), anew)
-
-
-def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    wire = uninitialised(plane_bytes(g.numel(), 1), g.device)
-    scales = torch.empty(len(bounds) - 1, dtype=torch.float32)
-    kept = pending.detach().numpy()
-    _feedback(g.detach().numpy(), kept, scales_prev.numpy(), edges(bounds), wire.numpy(), scales.numpy())
-    return wire, scales
 
 
 @kernel
@@ -66,36 +57,6 @@ def _pack_rest(x: Floats, wire: Bytes, written: int) -> None:
         padded = np.full(8 * width, np.float32(-1))
         padded[:rest] = x[x.size - rest :]
         _pack(padded.reshape(1, 8, width), wire[written:].reshape(1, width), 0, 1)
-
-
-@kernel
-def _feedback(g: Floats, pending: Floats, said: Floats, edges: Longs, wire: Bytes, scales: Floats) -> None:
-    wide()
-    full = g.size // PLANE_BLOCK
-    blocks, rows = pending[: full * PLANE_BLOCK].reshape(full, 8, 64), full_rows(wire, 1, g.size)
-    done = 0
-    for i in range(said.size):
-        a, b = edges[i], edges[i + 1]
-        sums = np.zeros((max(-(-(b - a) // SUM_GROUP), 1), 64), np.float64)
-        for lo in range(a, b, _CHUNK):
-            hi = min(lo + _CHUNK, b)
-            prefetch(g, hi, hi + _CHUNK)
-            prefetch(pending, hi, hi + _CHUNK)
-            _step(g[lo:hi], pending[lo:hi], said[i])
-            _sum(pending[lo:hi], sums, (lo - a) // SUM_GROUP)
-            ready = hi // PLANE_BLOCK
-            _pack(blocks, rows, done, ready)
-            done = ready
-        scales[i] = np.float32(_total(sums) / max(b - a, 1))
-    _pack_rest(pending, wire, rows.size)
-
-
-@kernel
-def _step(g: Floats, pending: Floats, said: np.float32) -> None:
-    wide()
-    for j in range(g.size):
-        kept = pending[j] - (said if pending[j] >= np.float32(0) else -said)
-        pending[j] = kept + g[j]
 
 
 @kernel
@@ -177,23 +138,19 @@ def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> 
     rows = full_rows(wire, 1, out.size)
     codes = np.zeros(CHUNK, np.uint8)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
-    segment = 0
+    i = 0
     for lo in range(0, out.size, CHUNK):
-        hi = min(lo + CHUNK, out.size)
+        b, hi = lo, min(lo + CHUNK, out.size)
         prefetch(out, hi, hi + CHUNK)
         unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, 1, codes, out.size)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            b = min(hi, edges[segment + 1])
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
             if anew:
-                _put(out, a, b, codes, a - lo, units[segment])
+                _put(out, a, b, codes, a - lo, units[i])
             else:
-                _add(out, a, b, codes, a - lo, units[segment])
-            a = b
+                _add(out, a, b, codes, a - lo, units[i])
 
 
 @kernel

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, kernel
+from gossamer.kernels.cpu.compile import Floats, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import fraction, start, word
-from gossamer.kernels.cpu.hints import prefetch, wide
 from gossamer.kernels.cpu.signs import Words, add_signed, middle_of_five
 from gossamer.kernels.layout import SIGN_WORDS, SIGNS, Turns
 
@@ -15,12 +14,12 @@ Table = Floats  # two dimensions: (rows, columns)
 
 
 def add(x: Tensor, turns: Turns, table: Tensor) -> None:
-    counter, k1 = start(turns.key, 0)
+    counter, k1 = start(turns.key)
     _add(x.detach().numpy(), turns.layers, turns.first_word, counter, k1, table.numpy())
 
 
 def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
-    counter, k1 = start(turns.key, 0)
+    counter, k1 = start(turns.key)
     if turns.rows == 5 and turns.columns > SIGN_WORDS:
         said = table.view(-1).numpy()
         _estimate_by_five(said, turns.columns, turns.layers, turns.first_word, counter, k1, out.numpy())

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, kernel
-from gossamer.kernels.cpu.hashing import start, word
-from gossamer.kernels.cpu.hints import bits_of, float_of, inlined, prefetch, wide
-from gossamer.kernels.cpu.rounding import unit_of
+from gossamer.core.rng import Key
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, bits_of, float_of, inlined, kernel, prefetch, wide
+from gossamer.kernels.cpu.hashing import start, unit_of, word
 from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps, raised
 from gossamer.kernels.layout import TINY
 
@@ -30,10 +29,8 @@ _USUAL = (128, 4096)  # elements of a bucket
 _TO_WHOLE = 3 * 2.0**22  # added to a number, leaves no bits behind the point
 
 
-def encode(
-    x: Tensor, form: Form, steps: Steps, bucket: int, key: tuple[int, int] | None, tops: Tensor, wire: Tensor
-) -> None:
-    values, said, (counter, k1) = x.detach().numpy(), tops.numpy(), start(key or (0, 0), 0)
+def encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, wire: Tensor) -> None:
+    values, said, (counter, k1) = x.detach().numpy(), tops.numpy(), start(key or (0, 0))
     add, mask, plus, lift = np.int32(steps.add), np.int32(steps.mask), np.int32(steps.plus), np.float32(steps.lift)
     write = _encoder(form, key is not None, _usual(bucket), tops.dtype == torch.uint8)
     write(values, values.view(np.int32), bucket, add, mask, plus, lift, counter, k1, said, wire.numpy())

@@ -2,48 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
-from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel
-from gossamer.kernels.cpu.hashing import start
-from gossamer.kernels.cpu.hints import prefetch, wide
-from gossamer.kernels.cpu.rounding import gain_of, round_codes, unit_of
+from gossamer.core.rng import Key
+from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel, prefetch, wide
+from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
 from gossamer.kernels.cpu.scales import top_and_rms, top_bits
-from gossamer.kernels.layout import GUARD, ONE, TERNARY_BLOCK, TRITS, edges
-
-Say = Callable[[Floats, int, int, Bytes, int, np.float32], None]
+from gossamer.kernels.cpu.segments import piece
+from gossamer.kernels.layout import GUARD, ONE, TERNARY_BLOCK, TRITS, Bounds, edges
 
 _WIDTH = TERNARY_BLOCK // TRITS
 _BLOCKS = 8
 _CHUNK = _BLOCKS * TERNARY_BLOCK
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
-    counter, k1 = start(key, offset)
-    _encode(x.detach().numpy(), edges(bounds), gains.numpy(), counter, k1, wire.numpy())
-
-
-def measure_and_encode(
-    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
-) -> None:
-    values, said, (counter, k1) = x.detach().numpy(), scales.numpy(), start(key, offset)
+def encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, wire: Tensor) -> None:
+    values, said, (counter, k1) = x.detach().numpy(), scales.numpy(), start(key)
     bits, magnitudes = values.view(np.int32), said.view(np.int32)
-    _measure_and_encode(values, bits, edges(bounds), np.float32(clip), counter, k1, said, magnitudes, wire.numpy())
+    limit = None if clip is None else np.float32(clip)
+    _encode(values, bits, edges(bounds), limit, counter, k1, said, magnitudes, wire.numpy())
 
 
-def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
+def levels(x: Tensor, bounds: Bounds, gains: Tensor, key: Key, top: int) -> Tensor:
     out = uninitialised(x.numel(), x.device)
-    counter, k1 = start(key, offset)
+    counter, k1 = start(key)
     _levels(x.detach().numpy(), edges(bounds), gains.numpy(), np.int32(top * ONE), counter, k1, out.numpy())
     return out.view(torch.int8)
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     _read(wire.numpy(), edges(bounds), scales.numpy(), np.float32(weight), out.detach().numpy(), anew)
 
 
@@ -59,63 +49,37 @@ def _levels(
             round_codes(x, a, b, gains[i], top, np.int32(0), counter, k1, out, a)
 
 
-@kernel
-def _encode(x: Floats, edges: Longs, gains: Floats, counter: np.uint32, k1: np.uint32, wire: Bytes) -> None:
-    wide()
-    one = np.int32(ONE)
-    full = x.size // TERNARY_BLOCK
-    rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
-    trits = np.zeros(_CHUNK, np.uint8)
-    blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
-    segment = 0
-    for lo in range(0, x.size, _CHUNK):
-        hi = min(lo + _CHUNK, x.size)
-        prefetch(x, hi, hi + _CHUNK)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            b = min(hi, edges[segment + 1])
-            round_codes(x, a, b, gains[segment], one, one, counter, k1, trits, a - lo)
-            a = b
-        _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
-    _fold_rest(trits, x.size, wire)
-
-
-@kernel
-def _measure_and_encode(
+@kernel  # once for scales that are given, and once for those that are measured
+def _encode(
     x: Floats,
     bits: Ints,
     edges: Longs,
-    clip: np.float32,
+    clip: np.float32 | None,
     counter: np.uint32,
     k1: np.uint32,
     scales: Floats,
     magnitudes: Ints,
     wire: Bytes,
 ) -> None:
-    """Measure each segment just before it is encoded, so that a short segment is still in cache."""
+    """With `clip`, measure each segment just before it is encoded, so that a short segment is still in cache."""
     wide()
-    one, guard, gain = np.int32(ONE), np.float32(GUARD), np.float32(0)
+    one = np.int32(ONE)
     full = x.size // TERNARY_BLOCK
     rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
     trits = np.zeros(_CHUNK, np.uint8)
     blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
-    scales[:] = np.float32(0)
-    segment = 0
+    if clip is not None:
+        scales[:] = np.float32(0)
+    i = 0
     for lo in range(0, x.size, _CHUNK):
-        hi = min(lo + _CHUNK, x.size)
+        b, hi = lo, min(lo + _CHUNK, x.size)
         prefetch(x, hi, hi + _CHUNK)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            if a == edges[segment]:
-                _measure(x[a : edges[segment + 1]], bits[a : edges[segment + 1]], clip, scales, magnitudes, segment)
-                gain = gain_of(scales[segment], guard)
-            b = min(hi, edges[segment + 1])
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
+            if clip is not None and a == edges[i]:
+                _measure(x[a : edges[i + 1]], bits[a : edges[i + 1]], clip, scales, magnitudes, i)
+            gain = gain_of(scales[i], np.float32(GUARD))
             round_codes(x, a, b, gain, one, one, counter, k1, trits, a - lo)
-            a = b
         _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
     _fold_rest(trits, x.size, wire)
 
@@ -169,49 +133,29 @@ def _unfold(wire: Rows, first: int, trits: Blocks, count: int) -> None:
 
 
 @kernel
+def _unfold_rest(wire: Bytes, trits: Bytes, size: int) -> None:
+    """Unpack the last block of a chunk of `size` elements, if it is not full."""
+    begin = size // TERNARY_BLOCK * TERNARY_BLOCK
+    width = (size - begin + TRITS - 1) // TRITS
+    if width:
+        tail = trits[begin : begin + TRITS * width].reshape(1, TRITS, width)
+        _unfold(wire[wire.size - width :].reshape(1, width), 0, tail, 1)
+
+
+@kernel
 def _read(wire: Bytes, edges: Longs, scales: Floats, weight: np.float32, out: Floats, anew: bool) -> None:
     wide()
     full = out.size // TERNARY_BLOCK
     rows = wire[: full * _WIDTH].reshape(full, _WIDTH)
     trits = np.zeros(_CHUNK, np.uint8)
     blocks = trits.reshape(_BLOCKS, TRITS, _WIDTH)
-    segment = 0
+    i = 0
     for lo in range(0, out.size, _CHUNK):
-        hi = min(lo + _CHUNK, out.size)
+        b, hi = lo, min(lo + _CHUNK, out.size)
         prefetch(out, hi, hi + _CHUNK)
         _unfold(rows, lo // TERNARY_BLOCK, blocks, (hi - lo) // TERNARY_BLOCK)
-        if hi - lo < _CHUNK and wire.size > rows.size:
-            begin, width = full % _BLOCKS * TERNARY_BLOCK, wire.size - rows.size
-            tail = trits[begin : begin + TRITS * width].reshape(1, TRITS, width)
-            _unfold(wire[rows.size :].reshape(1, width), 0, tail, 1)
-        a = lo
-        while a < hi:
-            while edges[segment + 1] <= a:
-                segment += 1
-            b = min(hi, edges[segment + 1])
-            unit = unit_of(scales[segment], weight, np.float32(1))
-            if anew:
-                _put(out, a, b, trits, a - lo, unit)
-            else:
-                _add(out, a, b, trits, a - lo, unit)
-            a = b
-
-
-def _reader(anew: bool) -> Say:
-    """Compile a reader that writes decoded trits to `out`, or adds them.
-
-    A reader that writes adds to 0.0, so that there is no -0.0.
-    """
-
-    @kernel
-    def say(out: Floats, a: int, b: int, trits: Bytes, begin: int, unit: np.float32) -> None:
-        wide()
-        for j in range(b - a):
-            trit = np.int32(np.int32(trits[np.uint64(begin + j)]) - np.int32(1))
-            old = np.float32(0) if anew else out[np.uint64(a + j)]
-            out[np.uint64(a + j)] = old + unit * np.float32(trit)
-
-    return say
-
-
-_put, _add = _reader(True), _reader(False)
+        if hi - lo < _CHUNK:
+            _unfold_rest(wire, trits, hi - lo)
+        while b < hi:
+            i, a, b = piece(edges, i, b, hi)
+            read_codes(trits, a - lo, np.int32(1), unit_of(scales[i], weight, np.float32(1)), out, a, b, anew)

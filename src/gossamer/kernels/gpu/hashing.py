@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from gossamer.core.rng import Key
+
 
 @triton.jit
 def codes(x, gain, top, base, counter, k1):
@@ -36,10 +38,10 @@ def word(x, k1):
     return x ^ (x >> 14)
 
 
-def words(key: tuple[int, int], offset: int) -> tuple[int, int]:
+def words(key: Key) -> tuple[int, int]:
     """The first counter and the second key word as signed 32-bit integers, the type that launches take."""
 
     def signed(x: int) -> int:
         return (x + 2**31) % 2**32 - 2**31
 
-    return signed(key[0] + offset), signed(key[1])
+    return signed(key[0]), signed(key[1])

@@ -8,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gossamer.core.rng import Key
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import codes, words
-from gossamer.kernels.gpu.options import OPTIONS
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of, units
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of, middle_of, units
 from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
@@ -32,19 +33,14 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
     return out.view(torch.float32)
 
 
-def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
+def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> None:
     n = x.numel()
     if n:
-        top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
-        grid, start = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),), words(key, offset)
-        _encode[grid](x, gains, wire, n, top, *start, bits, _span(bucket, n), _BLOCKS, **OPTIONS)
-
-
-def measure_and_encode(
-    x: Tensor, bits: int, bucket: int, top: float, key: tuple[int, int], offset: int, norms: Tensor, wire: Tensor
-) -> None:
-    norms.copy_(max_norms(x, bucket))
-    encode(x, bits, bucket, gains(norms, top), key, offset, wire)
+        if measure:
+            norms.copy_(max_norms(x, bucket))
+        gain, top = gains(norms, middle_of(bits)), int(middle_of(bits) * ONE)
+        grid, start = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),), words(key)
+        _encode[grid](x, gain, wire, n, top, *start, bits, _span(bucket, n), _BLOCKS, **OPTIONS)
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:

@@ -13,16 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.gpu.options import OPTIONS
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.segments import of_segment, touched
-from gossamer.kernels.layout import edges_on
+from gossamer.kernels.layout import Bounds, edges_on
 
 _STRETCH = 4096  # elements of one program of a maximum
 _SUMMED = 1024  # elements of one program of the sums: doubles take twice the registers
 _SLOTS = 256  # slots that are added at once
 
 
-def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
+def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     n, count = x.numel(), len(bounds) - 1
     out = torch.zeros(count, dtype=torch.int32, device=x.device)
     if n:
@@ -36,15 +36,15 @@ def divide(x: Tensor, by: int) -> Tensor:
     return absmax(x.div_(by), (0, x.numel()))
 
 
-def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     return _deviation(x, bounds, False)
 
 
-def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     return _deviation(x, bounds, True)
 
 
-def _deviation(x: Tensor, bounds: tuple[int, ...], centred: bool) -> tuple[Tensor, Tensor]:
+def _deviation(x: Tensor, bounds: Bounds, centred: bool) -> tuple[Tensor, Tensor]:
     n, count = x.numel(), len(bounds) - 1
     if n == 0:
         return x.new_zeros(count), x.new_zeros(count)

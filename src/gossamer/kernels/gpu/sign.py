@@ -1,46 +1,35 @@
-"""Sign bits, with and without error feedback; the sums for scales use the reference's torch operations, in its order."""
+"""Sign bits; the sums for scales use the reference's torch operations, in its order."""
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.kernels.gpu.options import OPTIONS
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.quantise import codes_at
 from gossamer.kernels.gpu.segments import entry_of, touched
-from gossamer.kernels.layout import PLANE_BLOCK, edges_on, plane_bytes
+from gossamer.kernels.layout import PLANE_BLOCK, Bounds, edges_on
 from gossamer.kernels.reference import sign as reference
 
 _BLOCKS = 4  # blocks of one encoding program
 _READ = 2  # blocks of one decoding program
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+def encode(x: Tensor, bounds: Bounds, power: int, out: Tensor) -> Tensor:
     n = x.numel()
     if n:
         _encode[(triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)](x, out, n, _BLOCKS, **OPTIONS)
     return reference.lengths(x, bounds, power)
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, units: Tensor, out: Tensor, anew: bool) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
         table, steps = edges_on(bounds, out.device), count.bit_length()
         _read[grid](wire, table, units, out, n, count, steps, anew, _READ, **OPTIONS)
-
-
-def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    n, count = g.numel(), len(bounds) - 1
-    wire = torch.empty(plane_bytes(n, 1), dtype=torch.uint8, device=g.device)
-    if n:
-        grid = (triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)
-        table, steps = edges_on(bounds, g.device), count.bit_length()
-        _feedback[grid](g, pending, table, scales_prev, wire, n, count, steps, _BLOCKS, **OPTIONS)
-    return wire, reference.means(pending, bounds)
 
 
 @triton.jit
@@ -55,26 +44,6 @@ def _encode(x, wire, n, BLOCKS: tl.constexpr):
         inside = (lane < width) & (row * width + lane < size)
         value = tl.load(x + first + (block * 512 + row * width + lane), mask=inside, other=-1.0)
         byte = byte | (((value >= 0) & inside).to(tl.int32) << row)
-    tl.store(wire + first // 8 + (block * 64 + lane), byte.to(tl.uint8), mask=lane < width)
-
-
-@triton.jit(do_not_specialize=["count", "steps"])
-def _feedback(g, pending, edges, said, wire, n, count, steps, BLOCKS: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * (BLOCKS * 512)
-    left = tl.minimum(n - first, BLOCKS * 512).to(tl.int32)
-    low, high = touched(edges, first, left, count, steps)
-    block, lane = tl.arange(0, BLOCKS)[:, None], tl.arange(0, 64)[None, :]
-    size = tl.minimum(tl.maximum(left - block * 512, 0), 512)
-    width = (size + 7) // 8
-    byte = tl.zeros([BLOCKS, 64], tl.int32)
-    for row in tl.static_range(8):
-        inside = (lane < width) & (row * width + lane < size)
-        place = block * 512 + row * width + lane
-        scale = entry_of(said, edges, first, place, low, high)
-        old = tl.load(pending + first + place, mask=inside, other=0.0)
-        p = (old - tl.where(old >= 0, scale, -scale)) + tl.load(g + first + place, mask=inside, other=0.0)
-        tl.store(pending + first + place, p, mask=inside)
-        byte = byte | (((p >= 0) & inside).to(tl.int32) << row)
     tl.store(wire + first // 8 + (block * 64 + lane), byte.to(tl.uint8), mask=lane < width)
 
 

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import fraction, word, words
-from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.layout import Turns
 
 _CELLS = 256  # of one program that adds: few, as tables are short
@@ -17,13 +17,13 @@ _ASKED = 256  # elements of one program that estimates
 
 def add(x: Tensor, turns: Turns, table: Tensor) -> None:
     tiles = triton.cdiv(turns.columns, _CELLS)
-    rng = (turns.first_word, turns.words, *words(turns.key, 0))
+    rng = (turns.first_word, turns.words, *words(turns.key))
     _add[(turns.rows * tiles,)](x, table, turns.n, turns.columns, turns.layers, tiles, *rng, _CELLS, **OPTIONS)
 
 
 def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
     tiles = triton.cdiv(turns.columns, _ASKED)
-    rng = (turns.first_word, turns.words, *words(turns.key, 0))
+    rng = (turns.first_word, turns.words, *words(turns.key))
     room = triton.next_power_of_2(turns.rows)
     grid = (turns.layers * tiles,)
     _estimate[grid](table, out, turns.n, turns.columns, turns.layers, tiles, *rng, turns.rows, room, _ASKED, **OPTIONS)

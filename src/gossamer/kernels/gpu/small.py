@@ -8,21 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gossamer.core.rng import Key
 from gossamer.kernels.forms import Form, Steps, raised
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import word, words
-from gossamer.kernels.gpu.options import OPTIONS
 
 _STRETCH = 2048  # elements of one program, or one bucket
 
 
-def encode(
-    x: Tensor, form: Form, steps: Steps, bucket: int, key: tuple[int, int] | None, tops: Tensor, wire: Tensor
-) -> None:
+def encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, wire: Tensor) -> None:
     n = x.numel()
     if n:
         rows, columns = _shape(bucket)
         grid = (triton.cdiv(tops.numel(), rows),)
-        counter, k1 = words(key or (0, 0), 0)
+        counter, k1 = words(key or (0, 0))
         _encode[grid](
             x, tops, wire, n, bucket, *steps, form.top, form.least, raised(form), counter, k1,
             key is not None, tops.dtype == torch.uint8, form.flat, form.mantissa, rows, columns, num_warps=_warps(columns), **OPTIONS,

@@ -8,10 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gossamer.core.rng import Key
+from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import codes, words
-from gossamer.kernels.gpu.options import OPTIONS
 from gossamer.kernels.gpu.segments import entry_of, touched
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, edges_on, units
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, Bounds, edges_on, units
 from gossamer.kernels.layout import gains as gains_of
 from gossamer.kernels.scales import clipped_scales
 
@@ -19,32 +20,27 @@ _BLOCKS = 4  # blocks of one encoding program
 _STRETCH = 1024  # elements of one element-wise program
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
+def encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, wire: Tensor) -> None:
     n, count = x.numel(), len(bounds) - 1
+    if clip is not None:
+        scales.copy_(clipped_scales(x, bounds, clip))
     if n:
-        grid = (triton.cdiv(n, _BLOCKS * TERNARY_BLOCK),)
-        table, start, steps = edges_on(bounds, x.device), words(key, offset), count.bit_length()
+        gains, grid = gains_of(scales, 1), (triton.cdiv(n, _BLOCKS * TERNARY_BLOCK),)
+        table, start, steps = edges_on(bounds, x.device), words(key), count.bit_length()
         _encode[grid](x, table, gains, wire, n, count, steps, ONE, *start, _BLOCKS, **OPTIONS)
 
 
-def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
+def levels(x: Tensor, bounds: Bounds, gains: Tensor, key: Key, top: int) -> Tensor:
     n, count = x.numel(), len(bounds) - 1
     out = torch.empty(n, dtype=torch.int8, device=x.device)
     if n:
         grid = (triton.cdiv(n, _STRETCH),)
-        table, start, steps = edges_on(bounds, x.device), words(key, offset), count.bit_length()
+        table, start, steps = edges_on(bounds, x.device), words(key), count.bit_length()
         _levels[grid](x, table, gains, out, n, count, steps, top * ONE, *start, _STRETCH, **OPTIONS)
     return out
 
 
-def measure_and_encode(
-    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
-) -> None:
-    scales.copy_(clipped_scales(x, bounds, clip))
-    encode(x, bounds, gains_of(scales, 1), key, offset, wire)
-
-
-def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n, count = out.numel(), len(bounds) - 1
     if n:
         unit = units(scales, weight, 1)

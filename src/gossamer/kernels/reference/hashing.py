@@ -1,15 +1,20 @@
-"""The counter-based hash, in int64 because torch has no 32-bit unsigned arithmetic."""
+"""The hash of element indices, and stochastic rounding with it; in int64, because torch has no 32-bit unsigned arithmetic."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from gossamer.core.rng import Key
+
 _WORD = 0xFFFFFFFF
 
 
-def mix3(counter: Tensor, key: tuple[int, int]) -> Tensor:
-    """Three rounds of xor-shift and multiply, with the second key word added after the first round."""
+def mix3(counter: Tensor, key: Key) -> Tensor:
+    """Uniform 32-bit words from counters (int32 or int64) and a key of two words, as an int64 tensor.
+
+    The key must itself be hashed from (seed, step, rank, name): neighbouring raw keys give correlated words.
+    """
     x = (counter.long() + key[0]) & _WORD
     x ^= x >> 17
     x = (x * 0xED5AD4BB) & _WORD
@@ -22,7 +27,12 @@ def mix3(counter: Tensor, key: tuple[int, int]) -> Tensor:
     return x
 
 
-def fractions(n: int, key: tuple[int, int], offset: int, device: torch.device) -> Tensor:
-    """23 random bits for each of the elements offset, offset + 1, ...; int32."""
-    counter = torch.arange(n, dtype=torch.int64, device=device) + offset
-    return (mix3(counter, key) >> 9).int()
+def fractions(n: int, key: Key, device: torch.device) -> Tensor:
+    """23 random bits for each of n elements; int32."""
+    return (mix3(torch.arange(n, dtype=torch.int64, device=device), key) >> 9).int()
+
+
+def fixed_point(x: Tensor, top: int) -> Tensor:
+    """x as int32, 23 bits of which are its fraction, clamped to [-top, top]; NaN ends at the top."""
+    x = torch.where(x < top, x, float(top))
+    return torch.where(x > -top, x, float(-top)).int()

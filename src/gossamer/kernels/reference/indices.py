@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from gossamer.kernels.layout import INDEX_BLOCK
 
@@ -14,8 +13,9 @@ _PARAMETERS = 32
 def encode(indices: Tensor, n: int) -> Tensor:
     count = indices.numel()
     gaps = indices.long().diff(prepend=indices.new_full((1,), -1).long()) - 1
-    rice = _parameters(gaps)
-    each = rice.repeat_interleave(INDEX_BLOCK)[:count]
+    block = torch.arange(count, device=indices.device) // INDEX_BLOCK
+    rice = parameters(gaps, block, -(-count // INDEX_BLOCK), _PARAMETERS)
+    each = rice[block]
     ends = ((gaps >> each) + 1).cumsum(0) - 1  # where each unary quotient has its one
     starts = each.cumsum(0) - each
     low_bytes = -(-int(each.sum()) // 8)
@@ -56,15 +56,13 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
     return indices.int() if count == 0 or int(indices[-1]) < n else None
 
 
-def _parameters(gaps: Tensor) -> Tensor:
-    """The Rice parameter of each block: the smallest one that gives the shortest code."""
-    blocks = pad(gaps, (0, -gaps.numel() % INDEX_BLOCK)).view(-1, INDEX_BLOCK)
-    sizes = torch.full((blocks.shape[0], 1), INDEX_BLOCK, dtype=torch.int64, device=gaps.device)
-    sizes[-1:] = gaps.numel() - INDEX_BLOCK * (blocks.shape[0] - 1)
-    costs = [(blocks >> r).sum(1, keepdim=True) + sizes * r for r in range(_PARAMETERS)]
-    stacked = torch.cat(costs, 1)
+def parameters(numbers: Tensor, block: Tensor, blocks: int, count: int) -> Tensor:
+    """The Rice parameter of each block, below `count`: the smallest one that gives the shortest code."""
+    sizes, sums = block.bincount(minlength=blocks), numbers.new_zeros(count, blocks, dtype=torch.int64)
+    for r in range(count):
+        sums[r].index_add_(0, block, numbers.long() >> r).add_(sizes, alpha=r)
     # argmin does not promise the first of equals, so the parameter itself breaks the tie
-    return (stacked * _PARAMETERS + torch.arange(_PARAMETERS, device=gaps.device)).argmin(1)
+    return (sums * count + torch.arange(count, device=numbers.device)[:, None]).argmin(0)
 
 
 def _to_bytes(bits: Tensor) -> Tensor:

@@ -5,24 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, ONE, Coded, gains, units
-from gossamer.kernels.reference.hashing import fractions
-from gossamer.kernels.reference.quantise import max_norms
-from gossamer.kernels.reference.rounding import fixed_point
+from gossamer.core.rng import Key
+from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, Coded, units
+from gossamer.kernels.reference.indices import parameters
+from gossamer.kernels.reference.planes import put
+from gossamer.kernels.reference.quantise import codes, max_norms
 
 
-def codes(x: Tensor, levels: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int) -> Tensor:
-    n, top = x.numel(), levels * ONE
-    fixed = fixed_point(x * gains.repeat_interleave(bucket)[:n], top)
-    return ((fixed + top + fractions(n, key, offset, x.device)) >> 23).to(torch.uint8)
-
-
-def encode(
-    x: Tensor, levels: int, bucket: int, norms: Tensor, key: tuple[int, int], offset: int, measure: bool, wire: Tensor
-) -> int:
+def encode(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> int:
     if measure:
         norms.copy_(max_norms(x, bucket))
-    signed = codes(x, levels, bucket, gains(norms, levels), key, offset).int() - levels
+    signed = codes(x, levels, bucket, norms, key).int() - levels
     coded = _encode(torch.where(signed < 0, -2 * signed - 1, 2 * signed), Coded(x.numel(), levels))
     wire[: coded.numel()] = coded
     return coded.numel()
@@ -34,16 +27,16 @@ def read(wire: Tensor, levels: int, bucket: int, norms: Tensor, weight: float, o
         return False
     signed = (folded >> 1) ^ -(folded & 1)
     said = signed * units(norms, weight, levels).repeat_interleave(bucket)[: out.numel()]
-    torch.add(
-        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
-    )  # -0.0 becomes 0.0
+    put(said, out, anew)
     return True
 
 
 def _encode(folded: Tensor, plan: Coded) -> Tensor:
     of_record = _cut(plan, LEVEL_RECORD, folded.device)
-    rice = _parameters(folded, plan)
-    each = rice[_cut(plan, LEVEL_BLOCK, folded.device)]
+    block = _cut(plan, LEVEL_BLOCK, folded.device)
+    nothing = torch.zeros(plan.blocks, dtype=folded.dtype, device=folded.device).index_add_(0, block, folded) == 0
+    rice = parameters(folded, block, plan.blocks, plan.bits).masked_fill_(nothing, LEVEL_ZEROS)
+    each = rice[block]
     wheres, planes = list[Tensor](), list[Tensor]()
     for bit in range(plan.bits - 1):
         has = (each > bit) & (each != LEVEL_ZEROS)
@@ -116,21 +109,6 @@ class _Reader:
         if not self.beyond:
             out[has] = self._bits[places].int()
         return out
-
-
-def _parameters(folded: Tensor, plan: Coded) -> Tensor:
-    """The Rice parameter of each block: the smallest one that gives the shortest code."""
-    block = _cut(plan, LEVEL_BLOCK, folded.device)
-    sizes = block.bincount(minlength=plan.blocks)
-    quotients = [_sums(folded >> r, block, plan) for r in range(plan.bits)]
-    costs = torch.stack([q + (r + 1) * sizes for r, q in enumerate(quotients)])
-    # argmin does not promise the first of equals, so the parameter itself breaks the tie
-    chosen = (8 * costs + torch.arange(plan.bits, device=folded.device)[:, None]).argmin(0)
-    return torch.where(quotients[0] == 0, LEVEL_ZEROS, chosen)
-
-
-def _sums(numbers: Tensor, block: Tensor, plan: Coded) -> Tensor:
-    return torch.zeros(plan.blocks, dtype=torch.int64, device=block.device).index_add_(0, block, numbers.long())
 
 
 def _cut(plan: Coded, length: int, device: torch.device) -> Tensor:

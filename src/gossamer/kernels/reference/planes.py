@@ -1,4 +1,4 @@
-"""Folds a vector into planar rows and back."""
+"""Folds a vector into planar rows and back; spreads a table over a vector, and writes what was decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import PLANE_BLOCK, lengths_on, planes
+from gossamer.kernels.layout import PLANE_BLOCK, Bounds, lengths_on, planes
 
 
 def fold(codes: Tensor, rows: int, block: int) -> tuple[Tensor, Tensor]:
@@ -53,6 +53,11 @@ def unpack(wire: Tensor, bits: int, n: int) -> Tensor:
     return codes
 
 
-def spread(table: Tensor, bounds: tuple[int, ...]) -> Tensor:
+def spread(table: Tensor, bounds: Bounds) -> Tensor:
     """One table entry per element, from one per segment."""
     return table.repeat_interleave(lengths_on(bounds, table.device), output_size=bounds[-1])
+
+
+def put(said: Tensor, out: Tensor, anew: bool) -> None:
+    """Write what was decoded to `out`, or add it; writing adds to 0.0, so that there is no -0.0."""
+    torch.add(torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out)

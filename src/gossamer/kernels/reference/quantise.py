@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import ONE, gains, levels_of, units
-from gossamer.kernels.reference.hashing import fractions
-from gossamer.kernels.reference.planes import pack, unpack
-from gossamer.kernels.reference.rounding import fixed_point
+from gossamer.core.rng import Key
+from gossamer.kernels.layout import ONE, gains, levels_of, middle_of, units
+from gossamer.kernels.reference.hashing import fixed_point, fractions
+from gossamer.kernels.reference.planes import pack, put, unpack
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -21,29 +21,24 @@ def l2_norms(x: Tensor, bucket: int) -> Tensor:
     return _buckets(x, bucket).double().square().sum(1).sqrt().float()
 
 
-def encode(x: Tensor, bits: int, bucket: int, gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
-    n = x.numel()
-    top = ONE // 2 if bits == 1 else levels_of(bits) * ONE
-    fixed = fixed_point(x * gains.repeat_interleave(bucket)[:n], top)
-    codes = (fixed + top + fractions(n, key, offset, x.device)) >> 23
-    wire.copy_(pack(codes.to(torch.uint8), bits))
+def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> None:
+    if measure:
+        norms.copy_(max_norms(x, bucket))
+    wire.copy_(pack(codes(x, middle_of(bits), bucket, norms, key), bits))
 
 
-def measure_and_encode(
-    x: Tensor, bits: int, bucket: int, top: float, key: tuple[int, int], offset: int, norms: Tensor, wire: Tensor
-) -> None:
-    norms.copy_(max_norms(x, bucket))
-    encode(x, bits, bucket, gains(norms, top), key, offset, wire)
+def codes(x: Tensor, middle: float, bucket: int, norms: Tensor, key: Key) -> Tensor:
+    n, top = x.numel(), int(middle * ONE)
+    fixed = fixed_point(x * gains(norms, middle).repeat_interleave(bucket)[:n], top)
+    return ((fixed + top + fractions(n, key, x.device)) >> 23).to(torch.uint8)
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n = out.numel()
-    codes = unpack(wire, bits, n).int()
-    levels = 2 * codes - 1 if bits == 1 else codes - levels_of(bits)
+    found = unpack(wire, bits, n).int()
+    levels = 2 * found - 1 if bits == 1 else found - levels_of(bits)
     said = levels * units(norms, weight, levels_of(bits)).repeat_interleave(bucket)[:n]
-    torch.add(
-        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
-    )  # -0.0 becomes 0.0
+    put(said, out, anew)
 
 
 def _buckets(x: Tensor, bucket: int) -> Tensor:

@@ -7,8 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from gossamer.kernels.layout import Bounds
 
-def absmax(x: Tensor, bounds: tuple[int, ...]) -> Tensor:
+
+def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     # as integers, magnitudes keep their order and every NaN lies above infinity
     magnitude = x.view(torch.int32) & 0x7FFFFFFF
     out = x.new_zeros(len(bounds) - 1, dtype=torch.int32)
@@ -22,7 +24,7 @@ def divide(x: Tensor, by: int) -> Tensor:
     return absmax(x.div_(by), (0, x.numel()))
 
 
-def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     rms = x.new_zeros(len(bounds) - 1, dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
@@ -30,7 +32,7 @@ def absmax_and_rms(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return absmax(x, bounds), rms.float()
 
 
-def absmax_and_std(x: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     std = x.new_zeros(len(bounds) - 1, dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:

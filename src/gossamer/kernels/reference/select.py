@@ -8,17 +8,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from gossamer.kernels.layout import Bounds
+
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 
 
 def magnitudes(x: Tensor) -> Tensor:
     """|x| as integers in the same order; NaN is the largest."""
     return (x.view(torch.int32) & 0x7FFFFFFF).clamp_(max=_NAN)
-
-
-def compact(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    chosen = (x.abs() < threshold).logical_not_().nonzero().view(-1)
-    return chosen.int(), x[chosen]
 
 
 def topk(x: Tensor, k: int) -> Tensor:
@@ -30,7 +27,7 @@ def topk(x: Tensor, k: int) -> Tensor:
     return keys.topk(k, sorted=False).indices.sort().values.int()
 
 
-def topk_each(x: Tensor, bounds: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
+def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor) -> None:
     picks = [topk(x[a:b], k) + a for k, (a, b) in zip(counts, pairwise(bounds), strict=True)]
     if picks:
         out.copy_(torch.cat(picks))

@@ -1,4 +1,4 @@
-"""Sign bits, with and without error feedback."""
+"""Sign bits, and the lengths of segments."""
 
 from __future__ import annotations
 
@@ -8,39 +8,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gossamer.kernels.layout import SUM_GROUP
+from gossamer.kernels.layout import SUM_GROUP, Bounds
 from gossamer.kernels.reference.planes import pack, spread, unpack
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], power: int, out: Tensor) -> Tensor:
+def encode(x: Tensor, bounds: Bounds, power: int, out: Tensor) -> Tensor:
     out.copy_(pack((x >= 0).to(torch.uint8), 1))
     return lengths(x, bounds, power)
 
 
-def read(wire: Tensor, bounds: tuple[int, ...], units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, units: Tensor, out: Tensor, anew: bool) -> None:
     unit = spread(units, bounds)
     said = torch.where(unpack(wire, 1, out.numel()) > 0, unit, -unit)
     out.copy_(said if anew else out + said)
 
 
-def feedback(g: Tensor, pending: Tensor, scales_prev: Tensor, bounds: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    said = spread(scales_prev, bounds)
-    pending.sub_(torch.where(pending >= 0, said, -said)).add_(g)
-    bits = (pending >= 0).to(torch.uint8)
-    return pack(bits, 1), means(pending, bounds)
-
-
-def means(p: Tensor, bounds: tuple[int, ...]) -> Tensor:
-    """mean |p| per segment."""
-    return lengths(p, bounds, 1)
-
-
-def lengths(p: Tensor, bounds: tuple[int, ...], power: int) -> Tensor:
-    """mean |p| per segment, or its root mean square."""
-    out = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=p.device)
+def lengths(x: Tensor, bounds: Bounds, power: int) -> Tensor:
+    """mean |x| per segment, or its root mean square."""
+    out = torch.zeros(len(bounds) - 1, dtype=torch.float64, device=x.device)
     for i, (a, b) in enumerate(pairwise(bounds)):
         if b > a:
-            out[i] = _sum(p[a:b].abs() if power == 1 else p[a:b].double().square()) / (b - a)
+            out[i] = _sum(x[a:b].abs() if power == 1 else x[a:b].double().square()) / (b - a)
     return (out if power == 1 else out.sqrt()).float()
 
 

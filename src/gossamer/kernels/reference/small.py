@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gossamer.core.rng import Key
 from gossamer.kernels.forms import CENTRE, INFINITE, Form, Steps, meanings, run_of, squeezed, stretched
 from gossamer.kernels.layout import TINY, divisor, units
 from gossamer.kernels.reference.hashing import mix3
+from gossamer.kernels.reference.planes import put
 
 
-def encode(
-    x: Tensor, form: Form, steps: Steps, bucket: int, key: tuple[int, int] | None, tops: Tensor, wire: Tensor
-) -> None:
+def encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, wire: Tensor) -> None:
     n = x.numel()
     magnitudes = pad(x.view(torch.int32) & 0x7FFFFFFF, (0, -n % bucket)).view(-1, bucket)
     said = (((magnitudes.amax(1).clamp(max=INFINITE) + steps.add) & steps.mask) + steps.plus).view(torch.float32)
@@ -45,7 +45,7 @@ def _floating(y: Tensor, x: Tensor, form: Form, random: Tensor | None) -> Tensor
     return code.int() | ((x.view(torch.int32) >> 24) & 128)
 
 
-def _fractions(n: int, bucket: int, key: tuple[int, int], device: torch.device) -> Tensor:
+def _fractions(n: int, bucket: int, key: Key, device: torch.device) -> Tensor:
     """23 bits for each element, of which the first 16 are random; two elements share one random word."""
     place = torch.arange(n, dtype=torch.int64, device=device)
     run, half = run_of(bucket)
@@ -58,6 +58,4 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
     largest = stretched(tops, form) if tops.dtype == torch.uint8 else tops
     unit = units(largest, weight, int(form.top)).repeat_interleave(bucket)[: out.numel()]
     said = meanings(form, out.device)[wire.long()] * unit
-    torch.add(
-        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
-    )  # -0.0 becomes 0.0
+    put(said, out, anew)

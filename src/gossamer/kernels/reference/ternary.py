@@ -12,40 +12,33 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, units
+from gossamer.core.rng import Key
+from gossamer.kernels.layout import ONE, TERNARY_BLOCK, TRITS, Bounds, units
 from gossamer.kernels.layout import gains as gains_of
-from gossamer.kernels.reference import hashing
-from gossamer.kernels.reference.planes import fold, spread, unfold
-from gossamer.kernels.reference.rounding import fixed_point
+from gossamer.kernels.reference.hashing import fixed_point, fractions
+from gossamer.kernels.reference.planes import fold, put, spread, unfold
 from gossamer.kernels.scales import clipped_scales
 
 
-def levels(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], top: int, offset: int) -> Tensor:
-    fractions = hashing.fractions(x.numel(), key, offset, x.device)
-    return ((fixed_point(x * spread(gains, bounds), top * ONE) + fractions) >> 23).to(torch.int8)
+def levels(x: Tensor, bounds: Bounds, gains: Tensor, key: Key, top: int) -> Tensor:
+    random = fractions(x.numel(), key, x.device)
+    return ((fixed_point(x * spread(gains, bounds), top * ONE) + random) >> 23).to(torch.int8)
 
 
-def encode(x: Tensor, bounds: tuple[int, ...], gains: Tensor, key: tuple[int, int], offset: int, wire: Tensor) -> None:
-    trits = levels(x, bounds, gains, key, 1, offset).int() + 1
+def encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, wire: Tensor) -> None:
+    if clip is not None:
+        scales.copy_(clipped_scales(x, bounds, clip))
+    trits = levels(x, bounds, gains_of(scales, 1), key, 1).int() + 1
     torch.cat([_bytes(part).view(-1) for part in fold(trits, TRITS, TERNARY_BLOCK)], out=wire)
 
 
-def measure_and_encode(
-    x: Tensor, bounds: tuple[int, ...], clip: float, key: tuple[int, int], offset: int, scales: Tensor, wire: Tensor
-) -> None:
-    scales.copy_(clipped_scales(x, bounds, clip))
-    encode(x, bounds, gains_of(scales, 1), key, offset, wire)
-
-
-def read(wire: Tensor, bounds: tuple[int, ...], scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, bounds: Bounds, scales: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     n = out.numel()
     cut = n // TERNARY_BLOCK * (TERNARY_BLOCK // TRITS)
     full, tail = wire[:cut].view(-1, 1, TERNARY_BLOCK // TRITS), wire[cut:].view(1, 1, -1)
     trits = unfold(_trits(full), _trits(tail), n) - 1
     said = trits * spread(units(scales, weight, 1), bounds)
-    torch.add(
-        torch.zeros((), device=out.device, dtype=torch.float32) if anew else out, said, out=out
-    )  # -0.0 becomes 0.0
+    put(said, out, anew)
 
 
 def _bytes(trits: Tensor) -> Tensor:

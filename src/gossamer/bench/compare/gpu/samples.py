@@ -62,7 +62,7 @@ def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):  # unclipped: a deviation agrees to its rounding only
-        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), n
+        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8)
 
 
 def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -74,11 +74,11 @@ def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
 def _to_rice(n: int) -> Iterator[tuple[Any, ...]]:
     for x, levels, bucket, norms, key in _counted_levels(n):
         room = torch.zeros(kernels.levels_most(n, levels), dtype=torch.uint8)
-        yield x, levels, bucket, norms, key, room, False, n
+        yield x, levels, bucket, norms, key, room
 
 
 def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
-    for x, levels, bucket, norms, key, room, *_ in _to_rice(n):
+    for x, levels, bucket, norms, key, room in _to_rice(n):
         if x.isfinite().all():
             wire = room[: kernels.levels_encode(x, levels, bucket, norms, key, room)]
             yield wire, levels, bucket, norms, values(n, 1)
@@ -86,7 +86,7 @@ def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):
-        yield x, bounds, scales, key, 5, n
+        yield x, bounds, scales, key, 5
 
 
 def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
@@ -112,13 +112,13 @@ def _norms(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
-        yield x, bits, bucket, norms, KEY, n
+        yield x, bits, bucket, norms, KEY
 
 
 def _by_magnitude(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = torch.zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire, n
+        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire
 
 
 def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
@@ -172,35 +172,23 @@ def _followed(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _to_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds in _by_segment(n):
-        yield x, values(n, 1), kernels.absmax(values(n, 1), bounds), bounds
-
-
-def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
-    for bounds in cuts(n):
-        wire, scales = kernels.sign_feedback(
-            values(n), torch.zeros(n, dtype=torch.float32), torch.zeros(len(bounds) - 1, dtype=torch.float32), bounds
-        )
-        yield wire, bounds, scales, values(n, 1), 0.1
-
-
-def _only_signs(n: int) -> Iterator[tuple[Any, ...]]:
-    for x, bounds in _by_segment(n):
         for power in (1, 2):
             yield x, bounds, power, torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
 
 
-def _from_only_signs(n: int) -> Iterator[tuple[Any, ...]]:
+def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
+    for bounds in cuts(n):
+        wire = torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
+        yield wire, bounds, kernels.sign_encode(values(n), bounds, 1, wire), values(n, 1), 0.1
+
+
+def _decoded_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for wire, bounds, scales, out, _ in _from_signs(n):
         yield wire, bounds, scales, out
 
 
 def _chosen(n: int) -> Tensor:
     return kernels.topk(values(n), n // 50)
-
-
-def _compact(n: int) -> Iterator[tuple[Any, ...]]:
-    yield values(n), 0.5
-    yield spoilt(n), 0.5
 
 
 def _topk(n: int) -> Iterator[tuple[Any, ...]]:
@@ -265,7 +253,6 @@ CALLS: dict[str, Calls] = {
     "absmax_and_rms": _by_segment,
     "absmax_and_std": _by_segment,
     "bucket_norms": _norms,
-    "compact": _compact,
     "divide": _divided,
     "follow": _followed,
     "index_decode": _from_gaps,
@@ -273,7 +260,6 @@ CALLS: dict[str, Calls] = {
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _counters,
-    "level_codes": _counted_levels,
     "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,
     "levels_encode": _to_rice,
@@ -287,9 +273,8 @@ CALLS: dict[str, Calls] = {
     "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
-    "sign_decode": _from_only_signs,
-    "sign_encode": _only_signs,
-    "sign_feedback": _to_signs,
+    "sign_decode": _decoded_signs,
+    "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
     "ternary": _clipped_trits,
