@@ -176,7 +176,8 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES, TOOL_LINES = 37_200, 14_600  # lines; the goals are 30,000 and 10,000, and what is above them is to be cut
+LIBRARY_LINES = 37_200  # the goal is 30,000: what is above it is to be cut
+TOOL_LINES = 14_600  # the goal is 10,000
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
