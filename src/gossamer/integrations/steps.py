@@ -20,6 +20,7 @@ from gossamer.integrations.loop_warnings import LoopWarnings
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.param_watch import ParamWatch
 from gossamer.integrations.shared import SharedBuffers
+from gossamer.integrations.step_state import StepEvent, StepState, after
 from gossamer.integrations.wrappers import refuse_capture
 from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
 
@@ -50,11 +51,13 @@ class StepLoop:
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
+        self.state = StepState.IDLE
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
-        self._mixed = False  # True if local gradients were added to averaged ones
         self._turns = Counter[Optimizer]()  # number of steps of each optimizer
-        self._catching_up = False
+
+    def _note(self, event: StepEvent) -> None:
+        self.state = after(self.state, event)
 
     @property
     def averages_gradients(self) -> bool:
@@ -90,6 +93,7 @@ class StepLoop:
         while missed := self._wait_for(until_optimizer_step(steps)):
             self.worker.update_step.make_up(missed, self._step_for_it, self.before_step)
         self._under_way = steps
+        self._note(StepEvent.BEGIN)
 
     def ask_for_buffers(self) -> None:
         """Start to ask which buffers changed, before anything else is sent, so that the step's end need not wait for it."""
@@ -124,12 +128,12 @@ class StepLoop:
 
     def only_adds(self, arriving: Tensor) -> None:
         """Note a gradient that arrives under `no_sync()` after averaging: the averages were thrown away, or are now mixed."""
-        if self._under_way is None or self._mixed or not self.averages_gradients:
+        if self._under_way is None or self.state is StepState.MIXED or not self.averages_gradients:
             return
         if self._gradients_are_gone(arriving):
             self.settle_skipped(arriving)
         else:
-            self._mixed = True
+            self._note(StepEvent.ADD)
 
     def settle_local(self) -> None:
         """End a skipped step before all ranks do something together, since other ranks may wait for its round."""
@@ -138,7 +142,8 @@ class StepLoop:
 
     def forget(self) -> None:
         """Forget the current step, after a checkpoint was loaded."""
-        self._under_way, self._done, self._mixed = None, {}, False
+        self._under_way, self._done = None, {}
+        self._note(StepEvent.FORGET)
         self.worker.discard()
         self.shared.forget()
 
@@ -168,7 +173,7 @@ class StepLoop:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """Run before each `optimizer.step()`; return other arguments for the call, or None."""
-        if self._catching_up:
+        if self.state is StepState.CATCHING_UP:
             return None
         if optimizer in self._done:  # the other optimizers have not stepped
             self.settle_skipped()
@@ -208,7 +213,7 @@ class StepLoop:
                 "optimizer.step() without averaged gradients: no backward() has run since the last step, or it ran "
                 "under comm.no_sync(); run the backward() of the last micro-batch outside of no_sync()"
             )
-        if self._mixed:
+        if self.state is StepState.MIXED:
             raise AttachError(
                 "a backward() under comm.no_sync() ran after the gradients were averaged, and added gradients of this rank only: "
                 "run all but the last backward() under no_sync(), and the last one outside of it"
@@ -217,7 +222,7 @@ class StepLoop:
             refuse_untold(self.worker.recipe, optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self._catching_up:
+        if self.state is StepState.CATCHING_UP:
             return
         self._turns[optimizer] += 1
         self._end_turn(optimizer, stepped=True)
@@ -236,9 +241,11 @@ class StepLoop:
 
     def _end_turn(self, optimizer: Optimizer, stepped: bool) -> None:
         self._done[optimizer] = stepped
+        self._note(StepEvent.TURN)
         over = len(self._done) == len(self.optimizers)
         if over and self._under_way is None:
             self._done = {}
+            self._note(StepEvent.END)
             self.worker.step += 1
         elif over:
             self._finish(descended=any(self._done.values()))
@@ -263,7 +270,8 @@ class StepLoop:
         """
         if not (descended or kept):
             self.worker.discard()
-        steps, self._under_way, self._done, self._mixed = self._under_way, None, {}, False
+        steps, self._under_way, self._done = self._under_way, None, {}
+        self._note(StepEvent.END)
         assert steps is not None
         buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.shape.averages_gradients
         self._wait_for(after_optimizer_step(steps, descended))
@@ -283,12 +291,12 @@ class StepLoop:
 
     def _step_for_it(self) -> None:
         """Apply a missed update with the optimizers; hooks do not count it as a step."""
-        self._catching_up = True
+        self._note(StepEvent.MISS)
         try:
             for optimizer in self.optimizers:
                 optimizer.step()
         finally:
-            self._catching_up = False
+            self._note(StepEvent.CATCH_UP)
 
 
 class ForwardHook:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,8 +29,8 @@ def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Ge
             hear(getattr(tensors, UNSCALED, tensors).detach())
         return backward(tensors, *of, **more)
 
-    def seen_scale(scaler: Any, outputs: Any) -> Any:
-        scaled = scale(scaler, outputs)
+    def seen_scale(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
         if isinstance(outputs, Tensor) and scaled is not outputs:
             setattr(scaled, UNSCALED, outputs.detach())
         return scaled
@@ -40,12 +39,12 @@ def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Ge
         _refuse_others_checkpoint(f, name, began, started)
         return load(f, *of, **more)
 
-    with (
-        patch.object(torch.autograd, "backward", heard_backward),
-        patch.object(torch.amp.GradScaler, "scale", seen_scale),
-        patch.object(torch, "load", checked_load),
-    ):
+    scaler: Any = torch.amp.GradScaler
+    torch.autograd.backward, scaler.scale, torch.load = heard_backward, seen_scale, checked_load
+    try:
         yield
+    finally:
+        torch.autograd.backward, scaler.scale, torch.load = backward, scale, load
 
 
 def _refuse_others_checkpoint(file: Any, name: str, began: float, started: float) -> None:
