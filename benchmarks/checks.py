@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 
 from gossamer.bench.workloads.transformer import Transformer
+from gossamer.integrations.checks.param_watch import ParamWatch
+from gossamer.integrations.checks.wrappers import refuse_ran_wrapper
 from gossamer.integrations.grad_buckets import GradBuckets
-from gossamer.integrations.param_watch import ParamWatch
-from gossamer.integrations.wrappers import refuse_ran_wrapper
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
 

@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation("19 no options for a program", "kernels/gpu/sign.py", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ, **OPTIONS)", "_read[grid](wire, table, units, out, n, count, steps, anew, _READ)", f"{COMPILED}::{CODE}[nobody may fuse what the reference multiplies and adds]"),
     Mutation("19 compiled in the first step", "integrations/joining.py", "    warm(plan.recipe, fabric.device, worker.buckets[0].layout.dtype)", "    pass", f"{OPTIONS}::test_kernels_are_compiled_before_the_first_step"),
     Mutation("19 no way back to torch", "kernels/backends.py", "_verdicts[device] = _try_triton(device)", "_verdicts[device] = True", "tests/kernels/test_backends.py::test_a_triton_that_cannot_launch_is_told_of_once_and_not_used"),
-    Mutation("19 a graph is captured", "integrations/wrappers.py", 'device.type == "cuda" and torch.cuda.is_current_stream_capturing()', "False", f"{OPTIONS}::test_graphs_and_compiled_autograd_are_refused"),
+    Mutation("19 a graph is captured", "integrations/checks/wrappers.py", 'device.type == "cuda" and torch.cuda.is_current_stream_capturing()', "False", f"{OPTIONS}::test_graphs_and_compiled_autograd_are_refused"),
     Mutation("19 places in 32 bits", "runtime/buckets.py", "layout.numel > LONGEST", "False", "tests/runtime/test_buckets.py::test_blocks_that_cannot_be_cut_are_not_longer_than_their_indices_count"),
     Mutation("factories", "integrations/handshake.py", "torch.tensor(list(words), dtype=torch.uint8, device=device)", "torch.tensor(list(words), dtype=torch.uint8)", f"{FACTORIES}::test_whoever_makes_a_tensor_says_where[integrations/handshake.py]"),
 )  # fmt: skip

@@ -205,13 +205,13 @@ def test_signatures_stay_short_and_files_tell_a_story() -> None:
 
 def test_private_doors_are_in_one_file_each() -> None:
     doors = HOUSE.private_doors()
-    assert doors["sys._getframe"] == doors["gc"] == ["integrations/introspection.py"]
+    assert doors["sys._getframe"] == doors["gc"] == ["integrations/checks/introspection.py"]
     assert set(doors["private torch"]) == {
         "core/memory_pool.py",  # which memory is free
         "fabrics/liveness/store.py",  # the store in which ranks meet
         "fabrics/torch/gloo.py",  # gloo's own group, without a copy
         "integrations/ddp.py",  # what DDP passes to a hook
-        "integrations/introspection.py",  # all that is guessed about other people's loops
+        "integrations/checks/introspection.py",  # all that is guessed about other people's loops
     }
 
 

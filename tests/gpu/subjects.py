@@ -12,7 +12,7 @@ from gossamer.bench.catalogue import parts_of
 from gossamer.core.contracts import Mixer
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import registry
-from gossamer.integrations.devices import refuse_lengths
+from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 

@@ -14,20 +14,10 @@ from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
-from gossamer.integrations.closures import refuse_searches
-from gossamer.integrations.communicator import Communicator, attached
-from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
-from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
-from gossamer.integrations.elastic_checks import Untrained, refuse_members
-from gossamer.integrations.groups import Given, Where, between_nodes, group_of
-from gossamer.integrations.joining import Plan, agreed, make_worker
-from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
-from gossamer.integrations.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
-from gossamer.integrations.run_observer import DDP, assignment_of
-from gossamer.integrations.shared import floats
-from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.weights import agree_on_weights, check_weight
-from gossamer.integrations.wrappers import (
+from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
+from gossamer.integrations.checks.elastic_checks import Untrained, refuse_members
+from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
+from gossamer.integrations.checks.wrappers import (
     optimizers_of,
     refuse_model,
     refuse_optimizers,
@@ -35,6 +25,16 @@ from gossamer.integrations.wrappers import (
     stepped_by,
     warn_of_unstepped,
 )
+from gossamer.integrations.closures import refuse_searches
+from gossamer.integrations.communicator import Communicator, attached
+from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
+from gossamer.integrations.groups import Given, Where, between_nodes, group_of
+from gossamer.integrations.joining import Plan, agreed, make_worker
+from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
+from gossamer.integrations.run_observer import DDP, assignment_of
+from gossamer.integrations.shared import floats
+from gossamer.integrations.steps import StepLoop
+from gossamer.integrations.weights import agree_on_weights, check_weight
 from gossamer.recipe import Recipe
 
 MemoryPool = Literal["average", "broadcast", "local"]

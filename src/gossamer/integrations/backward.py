@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from gossamer.core.errors import AttachError
 from gossamer.core.schedule import together
 from gossamer.core.verbs import Program, join
-from gossamer.integrations import consensus, introspection
+from gossamer.integrations import consensus
+from gossamer.integrations.checks import introspection
+from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import Param
 

@@ -19,16 +19,16 @@ from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
+from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
+from gossamer.integrations.checks.requirements import HOOK, HOOK_ALONE, refuse
+from gossamer.integrations.checks.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.integrations.communicator import attached
-from gossamer.integrations.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.groups import Where, between_nodes
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
-from gossamer.integrations.requirements import HOOK, HOOK_ALONE, refuse
 from gossamer.integrations.run_observer import DDP, assignment_of
-from gossamer.integrations.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker

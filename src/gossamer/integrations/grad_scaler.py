@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gossamer.core.stream_events import StreamMark
-from gossamer.integrations.introspection import is_called_by_scaler
-from gossamer.integrations.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, UNTOLD_MOMENTUM, refuse
+from gossamer.integrations.checks.introspection import is_called_by_scaler
+from gossamer.integrations.checks.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, UNTOLD_MOMENTUM, refuse
 from gossamer.recipe import Recipe
 
 

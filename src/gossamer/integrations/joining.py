@@ -14,7 +14,7 @@ from gossamer.codecs.warm import warm
 from gossamer.core.errors import GossamerError
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.broadcast import hyperparameters
-from gossamer.integrations.elastic_checks import compare_with_the_first, post_fingerprint
+from gossamer.integrations.checks.elastic_checks import compare_with_the_first, post_fingerprint
 from gossamer.integrations.groups import Where, host_names
 from gossamer.integrations.handshake import agree, compare, fingerprint
 from gossamer.recipe import Recipe

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
-from gossamer.integrations.elastic_checks import tell
+from gossamer.integrations.checks.elastic_checks import tell
 from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker
 

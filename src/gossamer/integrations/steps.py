@@ -13,15 +13,15 @@ from gossamer.core.errors import AttachError
 from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.checks.loop_warnings import LoopWarnings
+from gossamer.integrations.checks.param_watch import ParamWatch
+from gossamer.integrations.checks.wrappers import refuse_capture
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare
-from gossamer.integrations.loop_warnings import LoopWarnings
 from gossamer.integrations.metrics import Meter
-from gossamer.integrations.param_watch import ParamWatch
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.step_state import StepEvent, StepState, after
-from gossamer.integrations.wrappers import refuse_capture
 from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
 
 T = TypeVar("T")

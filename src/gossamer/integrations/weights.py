@@ -9,8 +9,8 @@ import torch
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.core.load_balance import check, planned
 from gossamer.core.verbs import Program, all_gather
+from gossamer.integrations.checks.requirements import WEIGHTED, refuse
 from gossamer.integrations.handshake import agree
-from gossamer.integrations.requirements import WEIGHTED, refuse
 from gossamer.runtime import Worker
 
 EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th

@@ -22,7 +22,7 @@ from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.core.errors import AttachError
 from gossamer.core.hashes import hash_of
 from gossamer.integrations import Communicator
-from gossamer.integrations.devices import refuse_lengths
+from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
-from gossamer.integrations.introspection import kind_names, living
+from gossamer.integrations.checks.introspection import kind_names, living
 from gossamer.recipe import Recipe
 
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
