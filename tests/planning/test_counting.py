@@ -23,7 +23,7 @@ from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import ErrorFeedback
 from gossamer.mixers import PushSum
 from gossamer.planning import DryRun, bytes_per_step, span
-from gossamer.planning.dry_run import AverageRequest
+from gossamer.planning.events import AverageRequest
 from gossamer.recipe import BucketSize, Recipe, Rule
 from gossamer.recipes import presets
 from gossamer.runtime.optimizer_state import kept_by

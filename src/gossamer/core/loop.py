@@ -214,23 +214,23 @@ class RecordView(ABC):
 
     @abstractmethod
     def closed(self, ranks: Sequence[int]) -> None:
-        """RecordView that a step ended with the gradients of these ranks."""
+        """Record that a step ended with the gradients of these ranks."""
 
     @abstractmethod
     def dropped(self, step: int) -> None:
-        """RecordView that this rank's gradient of a step was not waited for."""
+        """Record that this rank's gradient of a step was not waited for."""
 
     @abstractmethod
     def aged(self, steps: int) -> None:
-        """RecordView that the result just taken is from this rank's model of `steps` steps ago."""
+        """Record that the result just taken is from this rank's model of `steps` steps ago."""
 
     @abstractmethod
     def finite(self, rank: int | None, fine: bool | Tensor) -> None:
-        """RecordView whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step."""
+        """Record whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step."""
 
     @abstractmethod
     def round_dropped(self) -> None:
-        """RecordView that a round was dropped; resets optimizer state that is not finite."""
+        """Record that a round was dropped; resets optimizer state that is not finite."""
 
 
 class Loop(ABC):

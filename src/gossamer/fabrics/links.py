@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.core.verbs import AllReduce
+from gossamer.costs.traffic import traffic
 from gossamer.fabrics.collectives import Collective
-from gossamer.fabrics.ledger import traffic
 
 
 @dataclass(frozen=True)

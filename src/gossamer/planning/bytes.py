@@ -17,10 +17,12 @@ from gossamer.core.loop import Message
 from gossamer.core.programs import drive
 from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program, Verb
-from gossamer.fabrics.ledger import Ledger, traffic
+from gossamer.costs.traffic import traffic
+from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
 from gossamer.planning.canned_answers import answer_of
-from gossamer.planning.dry_run import AverageRequest, DryRun, MessageRequest, span
+from gossamer.planning.dry_run import DryRun, span
+from gossamer.planning.events import AverageRequest, MessageRequest
 from gossamer.planning.sizes_only import sizes_only
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build

@@ -35,7 +35,7 @@ class SizesOnly(AsItsCodec, Codec):
         length = self.wire_bytes(block.layout)
         if length is None:  # it depends on the data, so run the codec itself
             return self.codec.encode(block, state, context)
-        return torch.empty(length, dtype=torch.uint8)
+        return torch.empty(length, dtype=torch.uint8, device=block.flat.device)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         pass
@@ -57,7 +57,7 @@ class SizesOnlySum(AsItsCodec, LinearCodec):
         if lengths is None:
             return (yield from self.codec.average(block, state, context))
         for length in lengths:
-            yield from all_reduce(torch.empty(length, dtype=torch.uint8))
+            yield from all_reduce(torch.empty(length, dtype=torch.uint8, device=block.flat.device))
         return ReduceResult(block.flat, _add_nothing)
 
 

@@ -92,6 +92,11 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         PassThrough,
     ),
     LazyCommand(
+        "plan",
+        "plan.plan_command",
+        "Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does.",
+    ),
+    LazyCommand(
         "tune",
         "tune.tune",
         "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",

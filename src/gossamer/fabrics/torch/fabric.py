@@ -28,7 +28,8 @@ from gossamer.core.verbs import (
     Start,
     Verb,
 )
-from gossamer.fabrics.ledger import Ledger, LedgerEntry, Traffic
+from gossamer.costs.traffic import Traffic
+from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
 from gossamer.fabrics.liveness.members import Members

@@ -1,0 +1,185 @@
+"""gossamer plan: which recipe pays on these machines, and whether any does."""
+
+import importlib
+import json
+import tomllib
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from gossamer.bench import workloads
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.plan_tables import as_dict, explain, table
+from gossamer.core.parts import nearest
+from gossamer.costs import Cluster, from_flags, quantities
+from gossamer.costs.cluster_file import read_cluster
+from gossamer.planning.measured_model import measure, untrained, with_step
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
+from gossamer.planning.plan import Plan, plan, work_of
+from gossamer.planning.verdict import sentences
+from gossamer.planning.work import MeasuredWork, WorkSource
+from gossamer.recipes import presets
+
+
+def plan_command(
+    model: Annotated[
+        str,
+        typer.Argument(help="A workload, a known model (gpt2, llama-7b, ...), module:callable, or a file of shapes."),
+    ],
+    recipes: Annotated[
+        list[str] | None, typer.Argument(help="Recipes to plan; a line-up of about twenty by default; 'all' presets.")
+    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, max=2**20, help="Number of hosts.")] = 4,
+    gpus: Annotated[int, typer.Option(min=0, max=64, help="GPUs of a host, one rank each; 0 plans processors.")] = 0,
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of a host, on its processors.")] = 1,
+    cores: Annotated[
+        float | None, typer.Option(help="Cores that the ranks of a host share; no limit by default.")
+    ] = None,
+    rate: Annotated[str | None, typer.Option(help="Rate of a host's link: '25gbit'.")] = None,
+    latency: Annotated[str | None, typer.Option(help="Seconds of a message between hosts: '30us'.")] = None,
+    inside: Annotated[str | None, typer.Option(help="Rate between two ranks of a host: '300 GB/s'.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
+    step: Annotated[str | None, typer.Option(help="Seconds of one step of one rank alone: '350ms'.")] = None,
+    accumulate: Annotated[int, typer.Option(min=2, max=1024, help="Micro-batches of the accumulating DDP.")] = 4,
+    shard: Annotated[int, typer.Option(min=1, max=64, help="Ranks that FSDP2 shards the model over.")] = 1,
+    work_of_this_machine: Annotated[
+        bool, typer.Option("--work-of-this-machine", help="Use this processor's codecs for a cluster of GPUs.")
+    ] = False,
+    explain_recipe: Annotated[
+        str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
+    ] = None,
+    imports: Imports = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
+    asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
+    where = _cluster(cluster, nodes, gpus, ranks, asked)
+    what = _model(model, step, where, work_of_this_machine)
+    work = MeasuredWork() if work_of_this_machine else work_of(where)
+    if explain_recipe is not None:
+        explain(explain_recipe, what, where, work, shard)
+        return
+    found = _planned(what, where, _recipes(recipes), work, accumulate, shard)
+    print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
+
+
+def _planned(
+    model: ModelCost, cluster: Cluster, recipes: list[str], work: WorkSource, accumulate: int, shard: int
+) -> Plan:
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return plan(model, cluster, recipes, work=work, accumulate=accumulate, shards=shard)
+    with screen.status("planning") as status:
+        return plan(
+            model,
+            cluster,
+            recipes,
+            work=work,
+            accumulate=accumulate,
+            shards=shard,
+            tell=lambda name: status.update(f"planning {name}"),
+        )
+
+
+def _recipes(asked: list[str] | None) -> list[str]:
+    return list(presets()) if asked == ["all"] else asked or []
+
+
+def _cluster(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[str, Any]) -> Cluster:
+    given = [flag for flag, value in asked.items() if value is not None]
+    if path is not None:
+        if given:
+            raise InputError(f"{given[0]} and --cluster both describe the cluster; give one of them")
+        return read_cluster(path)
+    if asked["--rate"] is None:
+        raise InputError("the cluster's links are missing: give --rate, such as --rate 25gbit, or --cluster FILE")
+    if gpus and ranks > 1:
+        raise InputError("--gpus and --ranks both count the ranks of a host; give one of them")
+    if asked["--cores"] is not None and asked["--cores"] <= 0:
+        raise InputError(f"--cores must be more than 0, not {asked['--cores']:g}")
+    return from_flags(
+        nodes=nodes,
+        gpus=gpus,
+        ranks=ranks,
+        rate=quantities.rate(asked["--rate"]),
+        latency=None if asked["--latency"] is None else quantities.seconds(asked["--latency"]),
+        inside=None if asked["--inside"] is None else quantities.rate(asked["--inside"]),
+        cores=asked["--cores"],
+    )
+
+
+# -- the model --------------------------------------------------------------------------------------------------------------
+
+
+def _model(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+    seconds = None if step is None else quantities.seconds(step)
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"--step must be more than 0, not {step!r}")
+    if text in workloads.names():
+        if cluster.has_gpus and seconds is None and not mixed:
+            raise InputError(
+                f"{text} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
+                "--step, or plan with --work-of-this-machine"
+            )
+        found = _workload(text)
+        return found if seconds is None else with_step(found, seconds)
+    if seconds is None:
+        raise InputError(f"{text} is not trained here, so say how long a step of one rank takes: --step 350ms")
+    if text in MODELS:
+        return known_model(text, seconds, memory_rate=cluster.memory_rate)
+    if text.endswith((".toml", ".json")):
+        return from_shapes(_shapes_in(Path(text)), seconds, name=text, memory_rate=cluster.memory_rate)
+    if ":" in text:
+        return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate)
+    raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
+
+
+def _workload(name: str) -> ModelCost:
+    """Train a few steps of a workload here, on one thread."""
+    workload = workloads.get(name)
+    workload.prepare()
+    torch.set_num_threads(1)
+    model = workload.model()
+    optimizer = workload.optimizer(model)
+    return measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=name)
+
+
+def _built(text: str) -> nn.Module:
+    """Build the model of module:callable on the meta device."""
+    module, _, name = text.partition(":")
+    try:
+        make = getattr(importlib.import_module(module), name)
+        with torch.device("meta"):
+            model = make()
+    except Exception as error:
+        raise InputError(f"{text} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{text} returned {type(model).__name__}, not a torch.nn.Module")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise InputError(
+            f"{text} has lazy parameters, whose shapes are not known before a forward pass; give them shapes"
+        )
+    return model
+
+
+def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
+    """Read shapes by parameter: name = [rows, columns]."""
+    try:
+        raw: Any = tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is no list of shapes: {error}") from None
+    if not isinstance(raw, dict) or not raw:
+        raise InputError(f"{path} must hold a shape for each parameter: weight = [768, 3072]")
+    for name, shape in raw.items():
+        if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or prod(shape) >= 2**40:
+            raise InputError(f"{path}: {name} must be a list of positive whole numbers, not {shape!r}")
+    return {name: tuple(shape) for name, shape in raw.items()}

@@ -1,0 +1,219 @@
+"""How a plan is shown: a table, JSON, or every piece of one recipe's step."""
+
+from math import inf
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from gossamer.bench.cli.console import console
+from gossamer.costs import Cluster, Crossing
+from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.plan import Plan, Prepared, Row, prepare
+from gossamer.planning.rates import Interval
+from gossamer.planning.replay import Start, StepSeconds
+from gossamer.planning.work import WorkSource
+
+WIDE = 170  # columns of a terminal that has room for the whole table
+LEFT_OUT = ("between", "by card", "memory", "busy 90 % at", "every")  # of the table on a narrower one
+NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
+
+
+def table(plan: Plan, words: list[str]) -> None:
+    """Print the sentence, what goes with it, and a row for each baseline and recipe."""
+    screen = console()
+    for i, line in enumerate(words):
+        screen.print(escape(line), style="bold" if i == 0 else None)
+    screen.print()
+    screen.print(escape(_setting(plan)))
+    screen.print(_rows(plan, screen.width < WIDE))
+    for row in plan.recipes:
+        if row.error:
+            screen.print(escape(f"{row.name}: {row.error}"))
+    screen.print()
+    screen.print(escape(_legend(plan)))
+
+
+def _setting(plan: Plan) -> str:
+    cluster, model = plan.cluster, plan.model
+    hosts = f"{cluster.nodes} host{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node} rank"
+    sharded = f", sharded over {plan.shards}" if plan.shards > 1 else ""
+    return (
+        f"{model.name}: {model.numel / 1e6:.3g} M parameters, {say_seconds(model.computing)} of computing a step; {hosts}"
+        f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
+        f"{cluster.backend}."
+    )
+
+
+def _rows(plan: Plan, narrow: bool) -> Table:
+    made, names = Table(box=None, pad_edge=False), [row.name for row in plan.baselines if row.name != "compute"]
+    titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
+    titles += ["work", "network", "sent", "by card", "memory", "pays below", "busy 90 % at", "every"]
+    shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
+    for i in shown:
+        made.add_column(titles[i], justify="left" if i == 0 else "right", no_wrap=True)
+    for row in (*plan.baselines, *plan.possible):
+        cells = _cells(row, names, plan.dense.name)
+        made.add_row(*(cells[i] for i in shown))
+    return made
+
+
+def _abbreviated(name: str) -> str:
+    return name.replace(", ", " x").removesuffix(" micro-batches")
+
+
+def _cells(row: Row, names: list[str], dense: str) -> list[str]:
+    assert row.seconds is not None
+    s = row.seconds
+    cells = [
+        escape(row.name),
+        say_seconds(s.step),
+        f"{say_seconds(row.low)} - {say_seconds(row.high)}",
+        f"{s.utilisation:.0%}",
+    ]
+    cells += [f"{row.of[n]:.2f}" for n in names]
+    cells += [_time(s.work), _time(s.network), say_size(s.sent), say_size(s.card)]
+    cells.append(say_size(row.memory) if row.memory else "")
+    cells.append(_intervals(row.pays.get(dense, [])))
+    cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
+    cells.append("" if row.every is None else str(row.every))
+    return cells
+
+
+def _time(value: float) -> str:
+    return "" if value < 5e-5 else say_seconds(value)
+
+
+def _intervals(found: list[Interval]) -> str:
+    """Where a recipe pays, as an upper end; a lower end is said where there is one."""
+    return ", ".join(
+        ("any rate" if one.high == inf else say_rate(one.high))
+        if one.low <= 125e3
+        else f"{say_rate(one.low)} to {say_rate(one.high)}"
+        for one in found
+    )
+
+
+def _legend(plan: Plan) -> str:
+    sources = sorted({row.work for row in plan.possible if row.work})
+    cluster = plan.cluster
+    figures = ", ".join(
+        f"{name} {cluster.source(name)}"
+        for name in ("rate", "latency", "inside", "cores", "efficiency", "byte_seconds")
+    )
+    return (
+        f"Computing: {plan.model.source}. Work of recipes: {'; '.join(sources) or 'none'}. Cluster: {figures}.\n"
+        "a step: a mean over whole rounds. between: with every uncertain figure at its best, and at its worst. busy: computing "
+        "over the step. work, network: what nothing hides.\n"
+        "pays below: the rate up to which it is faster than the first row by over 5 %. every: the shortest round that keeps "
+        "machines busy for 90 % of the time."
+    )
+
+
+def as_dict(plan: Plan, words: list[str]) -> dict[str, Any]:
+    """A plan as JSON."""
+    cluster, model = plan.cluster, plan.model
+    return {
+        "verdict": words,
+        "model": {
+            "name": model.name,
+            "parameters": model.numel,
+            "forward": model.forward,
+            "backward": model.backward,
+            "optimizer": model.optimizer,
+            "source": model.source,
+        },
+        "cluster": {
+            "nodes": cluster.nodes,
+            "ranks_per_node": cluster.ranks_per_node,
+            "backend": cluster.backend,
+            "rate": None if cluster.rate == inf else cluster.rate,
+            "latency": cluster.latency,
+            "sources": dict(cluster.sources),
+        },
+        "shards": plan.shards,
+        "accumulate": plan.accumulate,
+        "baselines": [_row_dict(row) for row in plan.baselines],
+        "recipes": [_row_dict(row) for row in plan.recipes],
+        "measuring_seconds": plan.measuring,
+    }
+
+
+def _row_dict(row: Row) -> dict[str, Any]:
+    if row.seconds is None:
+        return {"recipe": row.name, "error": row.error}
+    return {
+        "recipe": row.name,
+        "step_s": row.seconds.step,
+        "low_s": row.low,
+        "high_s": row.high,
+        "split": _split(row.seconds),
+        "utilisation": row.seconds.utilisation,
+        "sent_bytes": row.seconds.sent,
+        "nic_bytes": row.seconds.card,
+        "extra_memory_bytes": row.memory,
+        "of": dict(row.of),
+        "pays": {base: [[i.low, None if i.high == inf else i.high] for i in found] for base, found in row.pays.items()},
+        "pays_at": {f"{share:g}": rate for share, rate in row.busy_at.items()},
+        "every_for_90": row.every,
+        "estimated": row.estimated,
+        "source": {"work": row.work},
+    }
+
+
+def _split(s: StepSeconds) -> dict[str, float]:
+    return {
+        "forward": s.forward,
+        "backward": s.backward,
+        "work": s.work,
+        "network": s.network,
+        "optimizer": s.optimizer,
+    }
+
+
+# -- one recipe ---------------------------------------------------------------------------------------------------------------
+
+
+def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, shards: int) -> None:
+    """Print the pieces of a step, and the null model beside the prediction."""
+    from gossamer.planning.baselines import sharded
+
+    mine = sharded(model, cluster, shards) if shards > 1 else model
+    prepared = prepare(recipe, mine, cluster, work, shards)
+    found, screen = prepared.seconds(cluster), console()
+    screen.print(escape(f"{recipe}: {say_seconds(found.step)} a step"), style="bold")
+    split = ", ".join(f"{name} {say_seconds(value)}" for name, value in _split(found).items() if value > 0)
+    screen.print(f"  {split}")
+    screen.print(f"  work: {work.name}; computing: {model.source}")
+    for number, step in enumerate(prepared.steps[prepared.warm :], 1):
+        for action in step:
+            if isinstance(action, Start) and action.pieces:
+                screen.print(f"  step {number} of {prepared.warm}, on the {action.lane} thread:")
+                for piece in action.pieces:
+                    screen.print(escape(f"    {_piece(piece.work, piece.inside, piece.crossing, cluster)}"))
+    screen.print(
+        escape(
+            f"  null model: {say_seconds(null_seconds(prepared, cluster, found))}, by bytes over rate and an unlimited network's step"
+        )
+    )
+
+
+def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Cluster) -> str:
+    said = f"{say_seconds(work)} of work"
+    if crossing is None:
+        return said
+    during = f", {say_seconds(inside)} of work meanwhile" if inside else ""
+    return (
+        f"{said}, then {say_seconds(crossing.seconds(cluster))} of network: {crossing.pattern}, {crossing.messages} messages, "
+        f"{say_size(crossing.sent)} of a rank, {say_size(crossing.card)} by the card{during}"
+    )
+
+
+def null_seconds(prepared: Prepared, cluster: Cluster, found: StepSeconds) -> float:
+    """The simplest model that is any good: bytes over rate, and the step on an unlimited network, less what may overlap."""
+    free = prepared.seconds(cluster.at_rate(inf)).step if cluster.rate < inf else found.step
+    pieces = [p for step in prepared.steps for a in step if isinstance(a, Start) for p in a.pieces]
+    pattern = next((p.crossing.pattern for p in pieces if p.crossing is not None), "ring")
+    wire = found.card / (cluster.rate * cluster.payload * NULL_REACHES[pattern]) if cluster.rate < inf else 0.0
+    return wire + free - min(0.3 * free, 0.35 * wire)

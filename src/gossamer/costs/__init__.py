@@ -1,0 +1,7 @@
+"""What communication costs: a cluster as a value, and the seconds of a request on it."""
+
+from gossamer.costs.cluster import Cluster, Hosts, from_flags
+from gossamer.costs.crossing import Crossing, crossing_of
+from gossamer.costs.quantities import CostError
+
+__all__ = ["Cluster", "CostError", "Crossing", "Hosts", "crossing_of", "from_flags"]

@@ -1,0 +1,187 @@
+"""A cluster: groups of equal hosts, their links and processors, and what a byte costs on the way."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Literal
+
+from gossamer.costs.quantities import CostError, Price
+
+MOST_RANKS = 2**20
+Backend = Literal["gloo", "nccl"]
+Device = Literal["cpu", "gpu"]
+Pattern = Literal["ring", "pairs", "one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hosts:
+    """Equal hosts. Rates are bytes per second on the wire; `latency` is that of one message, software included."""
+
+    count: int
+    ranks: int = 1  # on each host; they share its network card
+    up: float = inf
+    down: float | None = None  # as `up`, unless given
+    latency: float = 0.0
+    inside: float = inf  # between two ranks of a host
+    cores: float = inf  # that the ranks of a host share
+    device: Device = "cpu"
+    speed: float = 1.0  # of computing, relative to the others
+    memory: float | None = None  # bytes a rank may use
+    memory_rate: float = 10e9  # bytes per second of a copy, reads and writes together
+    price: Price | None = None  # of a host, an hour
+    egress: Price | None = None  # of what a host sends, a gigabyte
+    mtbf: float | None = None  # seconds between two failures of a host
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("ranks", 1)):
+            if getattr(self, name) < least:
+                raise CostError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("up", "inside", "cores", "speed", "memory_rate"):
+            if not getattr(self, name) > 0:
+                raise CostError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if self.latency < 0:
+            raise CostError(f"latency must be 0 or more, not {self.latency}")
+
+    @property
+    def slowest_rate(self) -> float:
+        return min(self.up, self.up if self.down is None else self.down)
+
+
+EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
+    "gloo": {"ring": 0.96, "pairs": 0.88, "one": 0.95, "shared": 0.75},
+    "nccl": {"ring": 0.85, "pairs": 0.85, "one": 0.85, "shared": 0.85},
+}
+"""The share of a link's rate that a pattern of messages reaches. Those of gloo were measured on loopback links shaped to 50 to
+1000 Mbit/s; those of nccl, over TCP sockets, are not measured.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Everything that the seconds of a step depend on, besides the model and the recipe.
+
+    `payload` is the share of a wire's bytes that are ours: 1448 of 1514 in a TCP frame. `byte_seconds` is the processor time of a
+    byte, sent or received, on the comm thread. `sources` says where figures come from: "measured", "file", "flag" or "default".
+    """
+
+    hosts: tuple[Hosts, ...]
+    name: str = ""
+    backend: Backend = "gloo"
+    payload: float = 0.956
+    efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
+    byte_seconds: float = 6e-10
+    program_seconds: float = 3e-4  # to start a program on a comm thread and join it
+    sources: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __post_init__(self) -> None:
+        if not self.hosts:
+            raise CostError("a cluster needs at least one group of hosts")
+        if self.size > MOST_RANKS:
+            raise CostError(f"{self.size:,} ranks are too many to plan; at most {MOST_RANKS:,}")
+        if len({h.ranks for h in self.hosts}) > 1:
+            raise CostError("groups of hosts have different numbers of ranks, which is not planned; give all the same")
+        if len({p.currency for h in self.hosts for p in (h.price, h.egress) if p}) > 1:
+            raise CostError("prices are in two currencies; give all in one")
+        if not 0 < self.payload <= 1 or not all(0 < e <= 1 for e in self.efficiency.values()):
+            raise CostError("payload and efficiency must lie between 0 and 1")
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return sum(h.count * h.ranks for h in self.hosts)
+
+    @property
+    def nodes(self) -> int:
+        return sum(h.count for h in self.hosts)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.hosts[0].ranks
+
+    @property
+    def rate(self) -> float:
+        """The rate of the slowest link, which a collective of all ranks waits for."""
+        return min(h.slowest_rate for h in self.hosts)
+
+    @property
+    def latency(self) -> float:
+        return max(h.latency for h in self.hosts)
+
+    @property
+    def inside(self) -> float:
+        return min(h.inside for h in self.hosts)
+
+    @property
+    def cores(self) -> float:
+        """The fewest cores of a host."""
+        return min(h.cores for h in self.hosts)
+
+    @property
+    def memory_rate(self) -> float:
+        return min(h.memory_rate for h in self.hosts)
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(h.device == "gpu" for h in self.hosts)
+
+    def reaches(self, pattern: str) -> float:
+        """The share of a link's rate that a pattern of messages reaches."""
+        return self.efficiency.get(pattern, EFFICIENCY[self.backend][pattern])
+
+    def source(self, what: str) -> str:
+        return self.sources.get(what, "default")
+
+    def at_rate(self, rate: float) -> "Cluster":
+        """The same cluster with its slowest link at this rate, and all others by the same factor."""
+        if self.rate == inf:
+            return replace(self, hosts=tuple(replace(h, up=rate, down=None) for h in self.hosts))
+        factor = rate / self.rate
+        hosts = [replace(h, up=h.up * factor, down=None if h.down is None else h.down * factor) for h in self.hosts]
+        return replace(self, hosts=tuple(hosts))
+
+    def of_ranks(self, size: int) -> "Cluster":
+        """A cluster of the first group's hosts with this many ranks; fewer than a host has become one host."""
+        host = self.hosts[0]
+        per_node = min(host.ranks, size)
+        if size % per_node:
+            raise CostError(f"{size} ranks are no whole number of hosts with {per_node} ranks each")
+        return replace(self, hosts=(replace(host, count=size // per_node, ranks=per_node),))
+
+
+def from_flags(
+    *,
+    nodes: int,
+    gpus: int = 0,
+    ranks: int = 1,
+    rate: float = inf,
+    latency: float | None = None,
+    inside: float | None = None,
+    cores: float | None = None,
+) -> Cluster:
+    """Equal hosts: with `gpus` each, one rank a GPU over NCCL; else with `ranks` on their processors over gloo.
+
+    >>> cluster = from_flags(nodes=4, gpus=8, rate=3.125e9, latency=30e-6)
+    >>> cluster.size, cluster.backend, cluster.source("inside")
+    (32, 'nccl', 'default')
+    """
+    given = {"latency": latency, "inside": inside, "cores": cores}
+    sources = {"rate": "flag"} | {name: "flag" for name, value in given.items() if value is not None}
+    usual_latency, usual_inside = (30e-6, 20e9) if gpus else (100e-6, 5e9)
+    hosts = Hosts(
+        count=nodes,
+        ranks=gpus or ranks,
+        up=rate,
+        latency=usual_latency if latency is None else latency,
+        inside=usual_inside if inside is None else inside,
+        cores=inf if gpus or cores is None else cores,
+        device="gpu" if gpus else "cpu",
+        memory_rate=600e9 if gpus else 10e9,
+    )
+    backend: Backend = "nccl" if gpus else "gloo"
+    return Cluster(
+        hosts=(hosts,),
+        backend=backend,
+        byte_seconds=0.0 if gpus else 6e-10,
+        program_seconds=1e-4 if gpus else 3e-4,
+        sources=sources,
+    )

@@ -1,0 +1,112 @@
+"""The seconds of a request: its messages in a row, and the bytes that it puts through a node's network card.
+
+All ranks make the same request. What one node sends is what its ranks send to other nodes together, since they share a card.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, inf, log2
+
+from gossamer.core.groups import members, place
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, Shared
+from gossamer.costs.cluster import Cluster, Pattern
+from gossamer.costs.traffic import traffic
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """What a request needs of the network: `messages` one after the other, of which `between` leave the node; bytes that this
+    rank sends, that its node's card sends, and that ranks of the node send to one another.
+    """
+
+    pattern: Pattern
+    messages: int = 0
+    between: int = 0
+    sent: float = 0.0
+    card: float = 0.0
+    inside: float = 0.0  # the most that one rank sends within the node
+
+    @property
+    def crosses(self) -> bool:
+        return self.between > 0
+
+    def times(self, factor: float) -> "Crossing":
+        """The same with so many times the bytes."""
+        return replace(self, sent=factor * self.sent, card=factor * self.card, inside=factor * self.inside)
+
+    def latency_seconds(self, cluster: Cluster) -> float:
+        """Seconds that no rate shortens. Messages within a node cost a tenth of those between nodes."""
+        return cluster.latency * (self.between + 0.1 * (self.messages - self.between))
+
+    def link_seconds(self, cluster: Cluster) -> float:
+        """Seconds of the bytes, on the slower of the card and the links within the node."""
+        card = (
+            0.0 if cluster.rate == inf else self.card / (cluster.rate * cluster.payload * cluster.reaches(self.pattern))
+        )
+        within = 0.0 if cluster.inside == inf else self.inside / cluster.inside
+        return max(card, within)
+
+    def seconds(self, cluster: Cluster) -> float:
+        return self.latency_seconds(cluster) + self.link_seconds(cluster)
+
+
+def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: int = 1) -> Crossing:
+    """What a request of this rank needs, in a world of `size` ranks; `sharing` such worlds share each node's card.
+
+    >>> import torch
+    >>> from gossamer.costs import Cluster, Hosts
+    >>> four = Cluster(hosts=(Hosts(count=4, up=1e6, latency=1e-3),), payload=1.0, efficiency={"ring": 1.0})
+    >>> round(crossing_of(AllReduce(torch.zeros(1000)), 0, four, 4).seconds(four), 6)
+    0.012
+    """
+    per_node = max(cluster.ranks_per_node // sharing, 1)
+    ranks, (index, count) = members(verb, size), place(verb, rank, size)
+    mates = [r for r in ranks if r // per_node == rank // per_node]
+    nodes = _nodes(ranks, per_node)
+    moved = traffic(verb, rank, size, per_node)
+    match verb:
+        case AllReduce(tensor):
+            length = tensor.numel() * tensor.element_size()
+            messages, between, pattern = _reduce_messages(cluster, length, count, nodes)
+            card = moved.sent if nodes > 1 else 0
+        case AllGather(wire):
+            messages, pattern = count - 1, "ring"
+            between = messages if nodes > 1 else 0
+            card = (count - 1) * wire.numel() if nodes > 1 else 0
+        case AllToAll(wires):
+            messages, pattern = count - 1, "pairs"
+            between = messages if nodes > 1 else 0
+            # All of a node send as much as this rank, but for the wires between them.
+            mean = sum(w.numel() for j, w in enumerate(wires) if j != index) / max(count - 1, 1)
+            card = len(mates) * (count - len(mates)) * mean
+        case Send(to):
+            messages, pattern = 1, "one"
+            hop = (to - index) % count
+            leaving = sum(ranks[(i + hop) % count] // per_node != rank // per_node for i in _places(ranks, mates))
+            between, card = int(leaving > 0), leaving * verb.wire.numel()
+        case Receive(_, length):
+            crosses = nodes > 1
+            messages, between, pattern, card = 1, int(crosses), "one", length if crosses else 0
+        case _:  # tickets: a store on one node, there and back
+            return Crossing("one", 2, 2 if nodes > 1 else 0)
+    within = moved.sent if nodes == 1 else moved.inside
+    return Crossing(pattern, messages, between, moved.sent, sharing * card, within)
+
+
+def _nodes(ranks: Sequence[int], per_node: int) -> int:
+    """The number of nodes that these ranks are on."""
+    return len(ranks) if per_node == 1 else len({r // per_node for r in ranks})
+
+
+def _places(ranks: Sequence[int], mates: Sequence[int]) -> list[int]:
+    return [ranks.index(r) for r in mates]
+
+
+def _reduce_messages(cluster: Cluster, length: int, count: int, nodes: int) -> tuple[int, int, Pattern]:
+    """Messages of an all-reduce in a row, and how many of them leave the node: a ring's; for NCCL a tree's where it is faster."""
+    ring = 2 * (count - 1), (2 * (nodes - 1) if cluster.backend == "nccl" else 2 * (count - 1)) * (nodes > 1), "ring"
+    if cluster.backend == "gloo" or nodes < 2:
+        return ring
+    between = 2 * ceil(log2(nodes))
+    tree = 2 * (count // nodes - 1) + between, between
+    return (*tree, "ring") if tree[1] < ring[1] else ring

@@ -1,0 +1,150 @@
+"""Training without gossamer, planned by the same clock: DDP, DDP in bf16, DDP with accumulation, FSDP and HSDP."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from gossamer.core.verbs import AllGather, AllReduce
+from gossamer.costs import Cluster, Crossing, crossing_of
+from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Piece, cut_shards
+from gossamer.planning.replay import Action, Replay, Start, Step, StepSeconds
+
+FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
+ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A way to train that a plan is compared with."""
+
+    name: str
+    seconds: Callable[[Cluster], StepSeconds]
+
+
+def compute(model: ModelCost) -> Baseline:
+    """Each rank trains alone and sends nothing."""
+    return Baseline("compute", lambda cluster: Replay(cluster, model).seconds([ALONE], 0))
+
+
+def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1) -> Baseline:
+    """DistributedDataParallel: all-reduces of 25 MiB beside backward; two at once on gloo. A step is one of `accumulate`
+    micro-batches, after the last of which gradients are averaged.
+    """
+    buckets = _ddp_buckets(model.shapes)
+    told = replace(model, buckets=buckets)
+    name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
+
+    def seconds(cluster: Cluster) -> StepSeconds:
+        without: Step = (BackwardEnds(), StepEnds())
+        with_averages = _ddp_step(told, size, cluster, 2 if bf16 else 4)
+        steps = [without] * (accumulate - 1) + [with_averages]
+        found = Replay(cluster, told).seconds(steps * 2, accumulate)
+        if accumulate == 1:
+            return found
+        optimizer = model.optimizer / accumulate  # it steps once for all micro-batches
+        return replace(found, optimizer=optimizer, work=max(found.work + model.optimizer - optimizer, 0.0))
+
+    return Baseline(name, seconds)
+
+
+def _ddp_buckets(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+    """Parameters in reverse order; a bucket is full when it has reached its bytes."""
+    buckets, filled = [list[str]()], 0
+    for name in reversed(list(shapes)):
+        buckets[-1].append(name)
+        filled += 4 * prod(shapes[name])
+        if filled >= (FIRST if len(buckets) == 1 else CAP):
+            buckets.append([])
+            filled = 0
+    return [bucket for bucket in buckets if bucket]
+
+
+def _ddp_step(model: ModelCost, size: int, cluster: Cluster, width: int) -> Step:
+    actions, lanes = list[Action](), 2 if cluster.backend == "gloo" else 1
+    casts = 12.0 if width == 2 else 0.0  # bytes an element: read four and write two, and the same back
+    for i, names in enumerate(model.buckets):
+        numel = sum(prod(model.shapes[name]) for name in names)
+        wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
+        work = casts * numel / cluster.memory_rate
+        piece = Piece(work, crossing_of(AllReduce(wire), 0, cluster, size))
+        actions += [Ready(i), Start(i, f"ring {i % lanes}", (piece,))]
+    back = model.bytes * 2 / cluster.memory_rate
+    return (*actions, BackwardEnds(), Wait(tuple(range(len(model.buckets)))), Busy(back), OptimizerSteps(), StepEnds())
+
+
+# -- sharded models ----------------------------------------------------------------------------------------------------------
+
+
+def inside_seconds(model: ModelCost, cluster: Cluster, shards: int) -> tuple[float, float]:
+    """Seconds of a shard group's all-gather of all parameters, and of its reduce-scatter of all gradients, within a node."""
+    within = _gather(model.numel, 4, shards, cluster, 1)
+    seconds = within.seconds(replace(cluster, hosts=(replace(cluster.hosts[0], count=1),)))
+    return seconds, seconds
+
+
+def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
+    """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
+    gather, scatter = inside_seconds(model, cluster, shards)
+    return replace(
+        model,
+        shapes=cut_shards(model.shapes, shards),
+        forward=max(model.forward, gather),
+        backward=max(model.backward, gather + scatter),
+        optimizer=model.optimizer / shards,
+    )
+
+
+def fsdp(model: ModelCost) -> Baseline:
+    """FSDP over all ranks: parameters are gathered for forward and for backward, gradients scattered, each beside computing."""
+
+    def seconds(cluster: Cluster) -> StepSeconds:
+        moved = _gather(model.numel, 4, cluster.size, cluster, cluster.nodes)
+        gather = moved.seconds(cluster)
+        forward, backward = max(model.forward, gather), max(model.backward, 2 * gather)
+        optimizer = model.optimizer / cluster.size
+        waits = forward + backward - model.forward - model.backward
+        total = forward + backward + optimizer
+        sent, card = 3 * moved.sent, 3 * moved.card
+        return StepSeconds(total, model.forward, model.backward, 0.0, waits, optimizer, sent, card)
+
+    return Baseline("fsdp", seconds)
+
+
+def hsdp(model: ModelCost, shards: int) -> Baseline:
+    """HSDP: shards within a node, and a dense all-reduce of each shard between nodes, in buckets beside backward."""
+
+    def seconds(cluster: Cluster) -> StepSeconds:
+        mine = sharded(model, cluster, shards)
+        buckets = _ddp_buckets(mine.shapes)
+        told = replace(mine, buckets=buckets)
+        size, actions = cluster.size // shards, list[Action]()
+        for i, names in enumerate(buckets):
+            numel = sum(prod(mine.shapes[name]) for name in names)
+            wire = torch.empty(numel, dtype=torch.float32, device="meta")
+            piece = Piece(0.0, crossing_of(AllReduce(wire), 0, cluster, size, shards))
+            actions += [Ready(i), Start(i, "ring", (piece,))]
+        step: Step = (*actions, BackwardEnds(), Wait(tuple(range(len(buckets)))), OptimizerSteps(), StepEnds())
+        return Replay(cluster, told).seconds([step] * 2, 1)
+
+    return Baseline("hsdp", seconds)
+
+
+def _gather(numel: int, width: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
+    """A ring all-gather of a whole model, of which each rank has its share."""
+    wire = torch.empty(width * numel // ranks, dtype=torch.uint8, device="meta")
+    if nodes > 1:
+        return crossing_of(AllGather(wire), 0, cluster, ranks)
+    moved = (ranks - 1) * wire.numel()
+    return Crossing("ring", ranks - 1, 0, moved, 0, moved)
+
+
+def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) -> Sequence[Baseline]:
+    """What every plan is compared with, DDP first; for sharded models HSDP."""
+    if shards > 1:
+        return [hsdp(model, shards), fsdp(model)]
+    size = cluster.size
+    return [ddp(model, size), ddp(model, size, bf16=True), ddp(model, size, accumulate=accumulate), compute(model)]

@@ -1,0 +1,104 @@
+"""Measures what a step costs on one rank: forward, backward, the moment of each gradient, and the optimizer."""
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.costs import CostError
+from gossamer.planning.model_cost import ModelCost
+from gossamer.runtime.optimizer_state import kept_by
+
+WARM, STEPS = 3, 8
+
+
+def measure(
+    model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[int], Tensor], *, name: str = ""
+) -> ModelCost:
+    """Train a few steps here, alone. `loss(step)` runs the forward pass of a step.
+
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> cost = measure(model, sgd, lambda step: model(torch.ones(2, 8)).sum())
+    >>> cost.shares["0.weight"] >= cost.shares["1.weight"] > 0, cost.numel
+    (True, 81)
+    """
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise CostError(f"{name or 'the model'} has no parameters to train")
+    seen = dict[str, float]()
+
+    def note(name: str) -> Callable[[Tensor], None]:
+        def arrived(parameter: Tensor) -> None:
+            seen[name] = perf_counter()
+
+        return arrived
+
+    hooks = [p.register_post_accumulate_grad_hook(note(n)) for n, p in named.items()]
+    times, shares = list[tuple[float, float, float]](), {n: list[float]() for n in named}
+    try:
+        for step in range(1, WARM + STEPS + 1):
+            seen.clear()
+            forward, backward, updated, began = _step(optimizer, loss, step)
+            if step <= WARM:
+                continue
+            times.append((forward, backward, updated))
+            for n in named:
+                shares[n].append((seen.get(n, began + backward) - began) / backward)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    forward, backward, updated = (median(column) for column in zip(*times))
+    found = {n: min(max(median(said), 0.0), 1.0) for n, said in shares.items()}
+    return ModelCost(
+        shapes={n: tuple(p.shape) for n, p in named.items()},
+        forward=forward,
+        backward=backward,
+        optimizer=updated,
+        shares=found,
+        momenta=kept_by(optimizer),
+        name=name,
+        source="measured on this machine, one rank alone",
+    )
+
+
+def _step(
+    optimizer: torch.optim.Optimizer, loss: Callable[[int], Tensor], step: int
+) -> tuple[float, float, float, float]:
+    """Seconds of forward, backward and optimizer, and the moment at which backward began."""
+    start = perf_counter()
+    optimizer.zero_grad(set_to_none=True)
+    value = loss(step)
+    began = perf_counter()
+    value.backward()
+    ended = perf_counter()
+    optimizer.step()
+    return began - start, ended - began, perf_counter() - ended, began
+
+
+def with_step(model: ModelCost, step: float) -> ModelCost:
+    """The same model with steps of another length: forward, backward and optimizer by the same factor."""
+    factor = step / model.computing
+    return ModelCost(
+        shapes=model.shapes,
+        forward=factor * model.forward,
+        backward=factor * model.backward,
+        optimizer=factor * model.optimizer,
+        shares=model.shares,
+        momenta=model.momenta,
+        name=model.name,
+        source=f"{model.source}, then scaled to the step's seconds as given",
+    )
+
+
+def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float) -> ModelCost:
+    """The cost of a model that was only built, on the meta device for instance, with a step's seconds as given."""
+    from gossamer.planning.model_shapes import from_shapes
+
+    shapes: Mapping[str, Any] = {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+    if not shapes:
+        raise CostError(f"{name} has no parameters to train")
+    return from_shapes(shapes, step, name=name, memory_rate=memory_rate)

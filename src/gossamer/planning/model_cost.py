@@ -1,0 +1,61 @@
+"""What a model costs to train on one rank, without any communication."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """Shapes of the trained parameters, in the model's order, and the seconds of one step.
+
+    `shares` says for each parameter which share of the backward pass is done when its gradient is there. `buckets` is set
+    for a recipe: the parameters of each of its buckets.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    forward: float
+    backward: float
+    optimizer: float
+    shares: Mapping[str, float]
+    momenta: int = 1
+    name: str = ""
+    source: str = "default"  # of the seconds
+    buckets: Sequence[Sequence[str]] = field(default_factory=list[Sequence[str]])
+
+    @property
+    def numel(self) -> int:
+        return sum(prod(s) for s in self.shapes.values())
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.numel
+
+    @property
+    def computing(self) -> float:
+        return self.forward + self.backward + self.optimizer
+
+    def arrival(self, bucket: int) -> float:
+        """The share of the backward pass that is done when a bucket, and all before it, are complete."""
+        return max(self.shares[name] for names in self.buckets[: bucket + 1] for name in names)
+
+    def copies(self, bucket: int) -> float:
+        """Bytes that are read and written to gather a bucket's gradients."""
+        return 8.0 * sum(prod(self.shapes[name]) for name in self.buckets[bucket])
+
+
+CONVOLUTION = 30  # times the multiplications of a linear layer for each parameter, as images go
+
+
+def guessed_shares(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+    """Shares of the backward pass if gradients come in reverse order and each takes time in proportion to its parameters.
+
+    >>> guessed_shares({"first": (3, 4), "second": (4,)})
+    {'first': 1.0, 'second': 0.25}
+    """
+    costs = {name: prod(shape) * (CONVOLUTION if len(shape) == 4 else 1) for name, shape in shapes.items()}
+    total, done, out = sum(costs.values()), 0, dict[str, float]()
+    for name in reversed(list(shapes)):
+        done += costs[name]
+        out[name] = done / total
+    return {name: out[name] for name in shapes}

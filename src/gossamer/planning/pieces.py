@@ -1,0 +1,217 @@
+"""Cuts the programs of a recipe into pieces: work of the processor, then a request of the network.
+
+The requests are those that rank 0 makes in the asked world.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.groups import place
+from gossamer.core.loop import Message
+from gossamer.core.programs import drive
+from gossamer.core.verbs import (
+    Program,
+    Shared,
+    TakeTicket,
+    Verb,
+    WaitQuorum,
+)
+from gossamer.costs import Cluster, Crossing, crossing_of
+from gossamer.planning.canned_answers import answer_of
+from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
+from gossamer.planning.sizes_only import sizes_only
+from gossamer.planning.work import Planned, Work, WorkSource, context_of, heavy_tailed, shortened
+from gossamer.recipe import Recipe
+from gossamer.runtime.buckets import BucketState, build
+from gossamer.runtime.optimizer_state import requests
+from gossamer.runtime.params import params_of
+
+SMALL = Layout.of({"x": (1,)})
+
+
+class Piece(NamedTuple):
+    """Processor seconds, then a request; `inside` is the processor time of wires that are made or read while it is under way.
+
+    `opens` and `needs` name a ticket that the request takes, or waits for.
+    """
+
+    work: float
+    crossing: Crossing | None
+    inside: float = 0.0
+    opens: str = ""
+    needs: str = ""
+
+
+# -- the pieces of a recipe -------------------------------------------------------------------------------------------------
+
+
+class Programs:
+    """The programs of a recipe on a model, for rank 0 of a world of `size` ranks, cut into pieces.
+
+    `sharing` such worlds share each node's card: the shards of a model, of which each rank has one.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        shapes: Mapping[str, tuple[int, ...]],
+        size: int,
+        cluster: Cluster,
+        work: WorkSource,
+        *,
+        sharing: int = 1,
+        momenta: int = 1,
+    ) -> None:
+        parameters = {n: torch.empty(s, device="meta", dtype=torch.float32) for n, s in shapes.items()}
+        self.size, self.cluster, self.work, self.sharing, self.momenta = size, cluster, work, sharing, momenta
+        self.recipe = recipe
+        self.buckets = build(recipe, params_of(parameters), dict.fromkeys(parameters, 0), size)
+        self.estimated = False  # bytes of wires whose length depends on the data
+        mixer = recipe.schedule.shape.mixer
+        self._begins = mixer is not None and mixer.begins
+        self._known = dict[Any, tuple[Piece, ...]]()
+        self._held = dict[Any, int]()  # bytes that a program keeps
+        self._states = dict[int, int]()  # by bucket, those of its memory, exchange and mixer
+
+    def pieces(self, asked: Iterable[Request]) -> tuple[Piece, ...]:
+        """The pieces of a program that makes these requests."""
+        return tuple(piece for request in asked for piece in self._of(request))
+
+    def _of(self, request: Request) -> tuple[Piece, ...]:
+        match request:
+            case AverageRequest(which, over):
+                return tuple(p for i in which for p in self._cut(i, self._average(self.buckets[i], over)))
+            case MessageRequest(which, message):
+                return tuple(p for i in which for p in self._cut(i, self._message(self.buckets[i], message)))
+            case StateRequest():
+                verbs = requests([b.layout for b in self.buckets], self.momenta)
+                return tuple(Piece(0.0, self._crossing(verb)) for verb in verbs)
+            case _:
+                return (self._plain(request),)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that memories, exchanges and mixers keep for all buckets."""
+        return sum(self._states.values())
+
+    def _plain(self, verb: Verb) -> Piece:
+        crossing = self._crossing(verb) if isinstance(verb, Shared) else None
+        match verb:
+            case TakeTicket(name):
+                return Piece(0.0, crossing, opens=name)
+            case WaitQuorum(name):
+                return Piece(0.0, crossing, needs=name)
+            case _:
+                return Piece(0.0, crossing)
+
+    def _crossing(self, verb: Shared) -> Crossing:
+        return crossing_of(verb, 0, self.cluster, self.size, self.sharing)
+
+    def _average(self, bucket: BucketState, over: Any) -> Planned:
+        def make(
+            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
+        ) -> Program[Any]:
+            by = bucket.exchange if over is None else over
+            by = sizes_only(by) if hollow else by
+
+            def send(block: Bucket, context: Context) -> Program[ReduceResult]:
+                return by.average(block, exchange, context)
+
+            block = Bucket(flat, layout, flat)
+            return send(block, context) if over is not None else bucket.memory.around(block, memory, send, context)
+
+        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), make)
+
+    def _message(self, bucket: BucketState, message: Message) -> Planned:
+        def make(
+            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
+        ) -> Program[Any]:
+            return message(Bucket(flat, layout), memory, context)
+
+        family = "message", self.recipe.schedule, self._small(make)
+        return Planned(bucket.layout, family, make)
+
+    def _small(self, make: Callable[..., Program[Any]]) -> tuple[Crossing, ...]:
+        """What a message of one number sends. Messages alike in this are alike for all buckets."""
+        verbs, _ = self._requests(Planned(SMALL, (), make), SMALL, torch.zeros(1, dtype=torch.float32))
+        return tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
+
+    def _cut(self, bucket: int, program: Planned) -> tuple[Piece, ...]:
+        layout = program.layout
+        key = program.family, tuple(s.shape for s in layout.segments), layout.dtype, layout.knobs
+        if key not in self._known:
+            verbs, factor, states = self._verbs(program)
+            crossings = [self._crossing(v).times(factor) for v in verbs if isinstance(v, Shared)]
+            self._known[key] = tuple(_merged(crossings, self.work.of(program, self.size, verbs)))
+            self._held[key] = round(factor * states)
+        self._states[bucket] = max(self._states.get(bucket, 0), self._held[key])
+        return self._known[key]
+
+    def _verbs(self, program: Planned) -> tuple[list[Verb], float, int]:
+        """The requests of a program, how many times their bytes the whole bucket has, and the bytes of its states."""
+        layout = program.layout
+        try:
+            flat = torch.empty(layout.numel, device="meta", dtype=layout.dtype)
+            verbs, states = self._requests(program, layout, flat)
+            return verbs, 1.0, states
+        except (RuntimeError, NotImplementedError, TypeError):  # what it sends depends on the numbers
+            short = shortened(layout)
+            self.estimated = True
+            verbs, states = self._requests(program, short, heavy_tailed(short))
+            return verbs, layout.numel / short.numel, states
+
+    def _requests(self, program: Planned, layout: Layout, flat: Tensor) -> tuple[list[Verb], int]:
+        verbs, states = list[Verb](), (State(), State())
+
+        def answer(verb: Verb) -> Any:
+            verbs.append(verb)
+            return answer_of(verb, place(verb, 0, self.size)[1])
+
+        if self._begins:
+            drive(program.run(layout, flat, context_of(self.size), states, True), answer)
+        verbs.clear()
+        drive(program.run(layout, flat, context_of(self.size), states, True), answer)
+        held = sum(t.numel() * t.element_size() for state in states for t in state.values())
+        return verbs, held
+
+
+def _merged(crossings: Sequence[Crossing], works: Sequence[Work]) -> Iterable[Piece]:
+    """Pieces of one program. A message that is sent travels while the one that is awaited does, so the two are one piece."""
+    sent: Crossing | None = None
+    before = 0.0
+    for crossing, work in zip(crossings, works):
+        before += work.before
+        if crossing.pattern == "one" and crossing.sent:  # the sender goes on at once
+            sent = crossing if sent is None else _both(sent, crossing)
+            continue
+        if sent is not None:
+            crossing, sent = _both(sent, crossing), None
+        yield Piece(before, crossing, work.inside)
+        before = 0.0
+    last = before + works[-1].before
+    if sent is not None or last:
+        yield Piece(last, sent)
+
+
+def _both(sent: Crossing, awaited: Crossing) -> Crossing:
+    """Messages that travel at once, each way; what is awaited was sent as this rank's own."""
+    longer = max(sent, awaited, key=lambda c: (c.card, c.inside, c.messages))
+    return Crossing(
+        longer.pattern,
+        longer.messages,
+        longer.between,
+        sent.sent + awaited.sent,
+        max(sent.card, awaited.card) if awaited.sent == 0 else sent.card + awaited.card,
+        max(sent.inside, awaited.inside),
+    )
+
+
+def cut_shards(shapes: Mapping[str, tuple[int, ...]], shards: int) -> dict[str, tuple[int, ...]]:
+    """The part of each parameter that one of `shards` ranks holds: its first dimension is cut."""
+    return {n: (ceil(s[0] / shards), *s[1:]) if s else s for n, s in shapes.items()}

@@ -1,0 +1,276 @@
+"""Plans a training: seconds a step of recipes and of DDP on a cluster, and from which rate on a recipe pays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+
+from gossamer.core.binding import Binding
+from gossamer.core.errors import GossamerError
+from gossamer.costs import Cluster, CostError
+from gossamer.planning.baselines import ALONE, Baseline, baselines, ddp, sharded
+from gossamer.planning.line_up import line_up
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Programs
+from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.rehearsal import Rehearsal
+from gossamer.planning.replay import Replay, Step, StepSeconds
+from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
+from gossamer.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe on a model, cut into pieces once; its seconds follow from the cluster's rates."""
+
+    steps: Sequence[Step]
+    warm: int
+    model: ModelCost
+    programs: Programs
+    copies: float  # of the model, which the schedule keeps
+    overlaps: bool  # programs run while later steps compute
+
+    @property
+    def memory(self) -> float:
+        """Bytes that a rank keeps besides the model and its optimizer."""
+        return self.programs.state_bytes + self.copies * self.model.bytes
+
+    def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
+        return Replay(cluster, self.model, work).seconds(self.steps, self.warm)
+
+
+def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
+    """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
+    size = cluster.size // shards
+    parsed = Recipe.of(recipe).bound(dict(model.shapes))
+    if parsed.schedule.shape.is_async:
+        raise CostError(
+            f"{recipe}: ranks go at their own pace, so a step's seconds depend on all of them together, which is not planned "
+            "yet; measure it with 'gossamer compare'"
+        )
+    programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
+    parsed.fits(Binding(size, [b.layout for b in programs.buckets]))
+    rehearsal = Rehearsal(programs)
+    return Prepared(
+        rehearsal.steps,
+        rehearsal.warm,
+        replace(model, buckets=rehearsal.names),
+        programs,
+        rehearsal.copies,
+        rehearsal.overlaps,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A recipe, or a baseline, in a plan. Where a recipe cannot run, `error` says why and all else is empty."""
+
+    name: str
+    seconds: StepSeconds | None = None
+    low: float = 0.0
+    high: float = 0.0
+    of: Mapping[str, float] = field(default_factory=dict[str, float])  # of each baseline's step
+    pays: Mapping[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])  # against each baseline
+    busy_at: Mapping[float, float] = field(default_factory=dict[float, float])  # rates, by utilisation
+    every: int | None = None  # steps of the shortest round that reaches a utilisation of .9, for recipes with rounds
+    memory: float = 0.0  # bytes that a rank holds besides the model and its optimizer
+    latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
+    estimated: bool = False
+    work: str = ""  # where processor time comes from
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `plan` found: the baselines, and the recipes from the fastest on."""
+
+    model: ModelCost
+    cluster: Cluster
+    shards: int
+    accumulate: int
+    baselines: Sequence[Row]
+    recipes: Sequence[Row]
+    changes: Mapping[str, float] = field(default_factory=dict[str, float])  # seconds a step after one change
+    measuring: float = 0.0  # processor seconds spent on measuring
+
+    @property
+    def dense(self) -> Row:
+        return self.baselines[0]
+
+    @property
+    def possible(self) -> list[Row]:
+        return [row for row in self.recipes if row.seconds is not None]
+
+
+def plan(
+    model: ModelCost,
+    cluster: Cluster,
+    recipes: Sequence["str | Recipe"] = (),
+    *,
+    work: WorkSource | None = None,
+    accumulate: int = 4,
+    shards: int = 1,
+    curves: bool = True,
+    tell: Callable[[str], None] = lambda name: None,
+) -> Plan:
+    """Plan recipes (by default the line-up) on a cluster. `curves` adds the rates between which each pays.
+
+    `tell` is called with each recipe's name before it is planned.
+
+    >>> from gossamer.costs import from_flags
+    >>> from gossamer.planning.model_shapes import known_model
+    >>> found = plan(known_model("gpt2", 0.35), from_flags(nodes=2, gpus=1, rate=125e6), ["topk"], curves=False)
+    >>> found.recipes[0].of["ddp"] < 0.5
+    True
+    """
+    if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
+        raise CostError(
+            f"--shard {shards}: {cluster.ranks_per_node} ranks a node, on {cluster.nodes} nodes, are not cut into groups of {shards}; "
+            "give a divisor of the ranks of a node, and two groups at least"
+        )
+    if cluster.size < 2:
+        raise CostError("one rank alone sends nothing: plan at least two")
+    work = work or work_of(cluster)
+    mine = sharded(model, cluster, shards) if shards > 1 else model
+    yardsticks = _Yardsticks(baselines(model, cluster, accumulate, shards), model, cluster)
+    rows = list[Row]()
+    for recipe in recipes or line_up(1 if shards > 1 else cluster.ranks_per_node):
+        tell(str(recipe))
+        rows.append(_row(recipe, mine, cluster, work, shards, yardsticks, curves))
+    rows.sort(key=lambda row: inf if row.seconds is None else row.seconds.step)
+    spent = work.seconds if isinstance(work, MeasuredWork) else 0.0
+    return Plan(
+        model=model,
+        cluster=cluster,
+        shards=shards,
+        accumulate=accumulate,
+        baselines=yardsticks.rows(curves),
+        recipes=rows,
+        changes=_changes(rows, yardsticks, cluster),
+        measuring=spent,
+    )
+
+
+def _changes(rows: Sequence[Row], yardsticks: "_Yardsticks", cluster: Cluster) -> dict[str, float]:
+    """Seconds a step after one change: a link twice as fast, twice the accumulation, or the fastest recipe."""
+    out = dict[str, float]()
+    if cluster.rate < inf:
+        out["a link twice as fast"] = yardsticks.seconds(yardsticks.names[0], 2 * cluster.rate).step
+    if "ddp" in yardsticks.names:
+        out["two micro-batches a step"] = yardsticks.twice().step
+    if rows and rows[0].seconds is not None:
+        out[f"the recipe, to {rows[0].name}"] = rows[0].seconds.step
+    return out
+
+
+def work_of(cluster: Cluster) -> WorkSource:
+    """Where the processor time of programs comes from: measured here, but for GPUs, which are not here."""
+    return MemoryPasses(cluster.memory_rate) if cluster.has_gpus else MeasuredWork()
+
+
+class _Yardsticks:
+    """The baselines' seconds, at the cluster's rate and at others."""
+
+    def __init__(self, all: Sequence[Baseline], model: ModelCost, cluster: Cluster) -> None:
+        self._all, self._model, self._cluster = all, model, cluster
+        self._known = dict[tuple[str, float], StepSeconds]()
+
+    @property
+    def names(self) -> list[str]:
+        return [baseline.name for baseline in self._all if baseline.name != "compute"]
+
+    def seconds(self, name: str, rate: float | None = None) -> StepSeconds:
+        key = name, self._cluster.rate if rate is None else rate
+        if key not in self._known:
+            baseline = next(b for b in self._all if b.name == name)
+            self._known[key] = baseline.seconds(self._cluster if rate is None else self._cluster.at_rate(rate))
+        return self._known[key]
+
+    def twice(self) -> StepSeconds:
+        """DDP with two micro-batches a step."""
+        return ddp(self._model, self._cluster.size, accumulate=2).seconds(self._cluster)
+
+    def rows(self, curves: bool) -> list[Row]:
+        out = list[Row]()
+        for baseline in self._all:
+            found = self.seconds(baseline.name)
+            low, high = (baseline.seconds(c).step for c in bounds(self._cluster))
+            of = {name: found.step / self.seconds(name).step for name in self.names}
+            busy = dict[float, float]()
+            if curves and baseline.name != "compute":
+                busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
+            out.append(Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy))
+        return out
+
+
+def bounds(cluster: Cluster) -> tuple[Cluster, Cluster]:
+    """The cluster at its best and at its worst: figures that were not measured are uncertain."""
+    measured = cluster.source("efficiency") == "measured"
+    off, late = (0.04, 1.2) if measured else (0.1, 2.0)
+    patterns = ("ring", "pairs", "one", "shared")
+    best = {p: min(cluster.reaches(p) * (1 + off), 1.0) for p in patterns}
+    worst = {p: cluster.reaches(p) * (1 - off) for p in patterns}
+    quick = tuple(replace(h, latency=h.latency / late) for h in cluster.hosts)
+    slow = tuple(replace(h, latency=h.latency * late) for h in cluster.hosts)
+    return replace(cluster, efficiency=best, hosts=quick), replace(cluster, efficiency=worst, hosts=slow)
+
+
+def _row(
+    recipe: "str | Recipe",
+    model: ModelCost,
+    cluster: Cluster,
+    work: WorkSource,
+    shards: int,
+    yardsticks: _Yardsticks,
+    curves: bool,
+) -> Row:
+    name = str(recipe)
+    try:
+        prepared = prepare(recipe, model, cluster, work, shards)
+    except GossamerError as error:
+        return Row(name=name, error=str(error))
+    found = prepared.seconds(cluster)
+    best, worst = bounds(cluster)
+    surely = isinstance(work, MeasuredWork)
+    low = prepared.seconds(best, 0.85 if surely else 0.3).step
+    high = prepared.seconds(worst, 1.15 if surely else 3.0).step
+    of = {base: found.step / yardsticks.seconds(base).step for base in yardsticks.names}
+    pays, busy = dict[str, list[Interval]](), dict[float, float]()
+    if curves:
+        known = dict[float, StepSeconds]()
+
+        def at(rate: float) -> StepSeconds:
+            if rate not in known:
+                known[rate] = prepared.seconds(cluster.at_rate(rate))
+            return known[rate]
+
+        for base in yardsticks.names:
+            pays[base] = pays_between(lambda rate, base=base: at(rate).step / yardsticks.seconds(base, rate).step)
+        busy = busy_at(lambda rate: at(rate).utilisation)
+    return Row(
+        name=name,
+        seconds=found,
+        low=min(low, found.step),
+        high=max(high, found.step),
+        of=of,
+        pays=pays,
+        busy_at=busy,
+        every=_every(prepared, found, cluster),
+        memory=prepared.memory,
+        latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
+        estimated=prepared.programs.estimated,
+        work=work.name,
+    )
+
+
+def _without_latency(cluster: Cluster) -> Cluster:
+    return replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
+
+
+def _every(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> int | None:
+    """The shortest round that keeps machines busy for .9 of the time, if what a round adds does not depend on its length."""
+    schedule = prepared.programs.recipe.schedule
+    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps:
+        return None
+    alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
+    added = (found.step - alone) * schedule.shape.period
+    return max(ceil(9 * added / alone), 1)

@@ -1,0 +1,129 @@
+"""Rehearses a recipe's schedule for whole rounds: the steps of its training loop, with all programs cut into pieces."""
+
+from collections.abc import Sequence
+
+from gossamer.planning.dry_run import DryRun, span
+from gossamer.planning.events import Busy, Event, Launch, StepEnds, Wait
+from gossamer.planning.pieces import Piece, Programs
+from gossamer.planning.replay import Action, Start, Step
+from gossamer.planning.work import MeasuredWork
+
+TIMED = 8_000_000  # elements of all buckets in a run that is timed; a larger model's work is scaled
+
+
+class Rehearsal:
+    """The steps to replay: `warm` steps, a whole cycle, and the same cycle once more."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self.names = [bucket.names for bucket in programs.buckets]
+        self._first, last = span(programs.recipe)
+        run = self._dry_run()
+        while run.step <= last + 1:  # what a program asks for is known once a later step has waited for it
+            run.take_step()
+        self.copies = _copies(run)
+        steps = self._resolved(run.events)[: last - self._first + 1]
+        self.warm = cycle(steps[len(steps) // 2 :])
+        steps = [*steps, *steps][: 2 * self.warm]
+        self.steps = self._with_schedule_work(steps)
+
+    def _dry_run(self, lengths: Sequence[int] = ()) -> DryRun:
+        programs = self._programs
+        return DryRun(
+            programs.recipe,
+            len(self.names),
+            programs.size,
+            self._first,
+            parameters=sum(map(len, self.names)),
+            fragments=[bucket.fragment for bucket in programs.buckets],
+            lengths=lengths,
+        )
+
+    def _resolved(self, events: Sequence[Event]) -> list[Step]:
+        """Steps with each program's pieces in place of its requests."""
+        out, step = list[Step](), list[Action]()
+        for event in events:
+            known = isinstance(event, Launch)
+            step.append(Start(event.key, event.lane, self._programs.pieces(event.requests)) if known else event)
+            if isinstance(event, StepEnds):
+                out.append(tuple(step))
+                step.clear()
+        return out
+
+    @property
+    def overlaps(self) -> bool:
+        """True if a program is waited for in a later step than the one that started it."""
+        for step in self.steps[self.warm :]:
+            started = {action.key for action in step if isinstance(action, Start)}
+            waited = {key for action in step if isinstance(action, Wait) for key in action.keys}
+            if not waited <= started:
+                return True
+        return False
+
+    # -- what the schedule itself computes ---------------------------------------------------------------------------------
+
+    def _with_schedule_work(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps with what the schedule computes besides its requests: measured here, or counted as passes over memory."""
+        if not isinstance(self._programs.work, MeasuredWork):
+            return [self._with_passes(step) for step in steps]
+        numels = [bucket.layout.numel for bucket in self._programs.buckets]
+        part = min(TIMED / sum(numels), 1.0)
+        run = self._dry_run([max(int(part * n), 1) for n in numels])
+        for _ in steps:
+            run.take_step()
+        timed = list[list[float]]()
+        for event in run.events:
+            if not timed or isinstance(event, StepEnds):
+                timed.append([])
+            if isinstance(event, Busy):
+                timed[-1].append(event.seconds / part)
+        return [_busy_after_update(step, sum(seconds)) for step, seconds in zip(steps, timed)]
+
+    def _with_passes(self, step: Step) -> Step:
+        """Three passes over each bucket that the schedule itself sends: to read, to change and to write it."""
+        starts = sum(isinstance(action, Start) for action in step)
+        ready = any(isinstance(action, Start) for action in step[: _updates_at(step)])
+        if not starts or ready:
+            return step
+        mean = sum(bucket.layout.numel for bucket in self._programs.buckets) / len(self._programs.buckets)
+        return _busy_after_update(step, 3 * 8 * mean * starts / self._programs.cluster.memory_rate)
+
+
+def _copies(run: DryRun) -> float:
+    """The tensors of a model's size that schedule, mixer and update keep, seen on a model of one number a bucket."""
+    kept = [t for bucket in run.buckets for state in bucket.states.values() for t in state.values()]
+    return sum(t.numel() for t in kept if t.dim()) / len(run.buckets)
+
+
+def _updates_at(step: Step) -> int:
+    names = [type(action).__name__ for action in step]
+    return names.index("OptimizerSteps") if "OptimizerSteps" in names else len(names) - 1
+
+
+def _busy_after_update(step: Step, seconds: float) -> Step:
+    place = _updates_at(step) + 1
+    return (*step[:place], Busy(seconds), *step[place:])
+
+
+def cycle(steps: Sequence[Step]) -> int:
+    """The fewest steps after which the same actions repeat."""
+    said = [_signature(step) for step in steps]
+    for length in range(1, len(said) // 2 + 1):
+        if all(a == b for a, b in zip(said, said[length:])):
+            return length
+    return max(len(said), 1)
+
+
+def _signature(step: Step) -> tuple[object, ...]:
+    """What a step does, without the numbers of its programs."""
+    return tuple(_without_number(action) for action in step)
+
+
+def _without_number(action: Action) -> tuple[str | int | tuple[Piece, ...], ...] | Action:
+    match action:
+        case Start(_, lane, pieces):
+            return "start", lane, pieces
+        case Wait(keys):
+            return "wait", len(keys)
+        case _:
+            return action

@@ -1,0 +1,219 @@
+"""Replays what the training loop does on a clock: the seconds of a step, and what they go to.
+
+All ranks are alike, so one rank is replayed. Its training loop and its comm threads share processors with the other ranks
+of the host, and transfers that are under way at once share the host's card.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gossamer.costs import Cluster
+from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Piece
+
+CODEC_SLOWS = 1.07  # by how much a codec on the same GPU slows the backward pass; literature says 1.04 to 1.1
+TINY = 1e-12  # seconds
+
+
+class Start(NamedTuple):
+    """A program starts: the key that waits name, its comm thread, and its pieces."""
+
+    key: int
+    lane: str
+    pieces: tuple[Piece, ...]
+
+
+Action = Ready | Start | Wait | Busy | BackwardEnds | OptimizerSteps | StepEnds
+Step = tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """The seconds of a mean step; `work` and `network` are what nothing hides."""
+
+    step: float
+    forward: float
+    backward: float
+    work: float
+    network: float
+    optimizer: float
+    sent: float  # bytes of a rank
+    card: float  # bytes of a node's card
+
+    @property
+    def computing(self) -> float:
+        return self.forward + self.backward + self.optimizer
+
+    @property
+    def utilisation(self) -> float:
+        """The share of a step in which the machine computes."""
+        return min(self.computing / self.step, 1.0) if self.step else 1.0
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A comm thread: programs that wait their turn, and the piece under way."""
+
+    queue: deque[tuple[int, Piece | None]] = field(default_factory=deque[tuple[int, Piece | None]])
+    work: float = 0.0  # processor seconds left
+    latency: float = 0.0
+    link: float = 0.0  # seconds on the link left, if it is not shared
+    then: tuple[float, float, float] | None = None  # latency, link and work of the request that comes after the work
+    busy: bool = False  # it has a piece
+    needs: str = ""
+    opens: str = ""
+
+
+class Replay:
+    """Replays steps of a training loop on a cluster; `work` is by how much to multiply what programs compute."""
+
+    def __init__(self, cluster: Cluster, model: ModelCost, work: float = 1.0) -> None:
+        self._cluster, self._model, self._times = cluster, model, work
+        self._lanes = dict[str, _Lane]()
+        self._done, self._open = set[int](), set[str]()
+        self.clock = 0.0
+        self._blocked = {"work": 0.0, "network": 0.0}
+        self._sent = self._card = 0.0
+
+    def seconds(self, steps: Sequence[Step], warm: int) -> StepSeconds:
+        """The mean over the steps after the first `warm` ones."""
+        for step in steps[:warm]:
+            self._take(step)
+        began, self._blocked = self.clock, {"work": 0.0, "network": 0.0}
+        self._sent = self._card = 0.0
+        for step in steps[warm:]:
+            self._take(step)
+        many, model = len(steps) - warm, self._model
+        mean = (self.clock - began) / many
+        network = self._blocked["network"] / many
+        work = max(mean - model.forward - model.backward - model.optimizer - network, 0.0)
+        return StepSeconds(
+            mean, model.forward, model.backward, work, network, model.optimizer, self._sent / many, self._card / many
+        )
+
+    # -- the training loop -----------------------------------------------------------------------------------------------
+
+    def _take(self, step: Step) -> None:
+        model, cluster = self._model, self._cluster
+        self._compute(model.forward)
+        passed = 0.0
+        for action in step:
+            match action:
+                case Ready(bucket):
+                    share = model.arrival(bucket)
+                    self._compute(max(share - passed, 0.0) * model.backward)
+                    passed = max(passed, share)
+                    self._compute(model.copies(bucket) / cluster.memory_rate)
+                case BackwardEnds():
+                    self._compute((1 - passed) * model.backward)
+                case OptimizerSteps():
+                    self._compute(model.optimizer)
+                case Busy(seconds):
+                    self._compute(seconds)
+                case Start(key, lane, pieces):
+                    self._start(key, lane, pieces)
+                case Wait(keys):
+                    self._wait(keys)
+                case StepEnds():
+                    pass
+
+    def _start(self, key: int, name: str, pieces: Sequence[Piece]) -> None:
+        lane = self._lanes.setdefault(name, _Lane())
+        self._done.discard(key)
+        lane.queue.append((key, Piece(self._cluster.program_seconds, None)))
+        lane.queue.extend((key, piece) for piece in pieces)
+        lane.queue.append((key, None))
+        self._next(lane)
+
+    def _compute(self, seconds: float) -> None:
+        left = seconds
+        while left > TINY:
+            left -= self._advance(computing=left)
+
+    def _wait(self, keys: Sequence[int]) -> None:
+        while missing := [key for key in keys if key not in self._done]:
+            lane = next((lane for lane in self._lanes.values() if lane.busy and not lane.needs), None)
+            if lane is None:
+                raise RuntimeError(f"programs {missing} never end")
+            kind = "work" if any(lane.work > TINY for lane in self._lanes.values()) else "network"
+            before = self.clock
+            self._advance(computing=0.0)
+            self._blocked[kind] += self.clock - before
+
+    # -- the clock ---------------------------------------------------------------------------------------------------------
+
+    def _advance(self, computing: float) -> float:
+        """Go on to the next moment at which something ends; returns how much of the loop's computing was done."""
+        lanes = [lane for lane in self._lanes.values() if lane.busy and not lane.needs]
+        working = [lane for lane in lanes if lane.work > TINY]
+        linking = [lane for lane in lanes if lane.latency <= TINY and lane.link > TINY]
+        runnable = self._cluster.ranks_per_node * (len(working) + (computing > 0))
+        share = min(1.0, self._cluster.cores / runnable) if runnable else 1.0
+        pace = share / CODEC_SLOWS if self._cluster.has_gpus and working else share
+        rate = 1.0 if len(linking) < 2 else self._cluster.reaches("shared") / (len(linking) * 0.95)
+        ends = [lane.work / share for lane in working]
+        ends += [lane.latency for lane in lanes if lane.latency > TINY]
+        ends += [lane.link / rate for lane in linking]
+        if computing:
+            ends.append(computing / pace)
+        if not ends:
+            for lane in lanes:
+                self._end_piece(lane)
+            return 0.0
+        passed = min(ends)
+        self.clock += passed
+        for lane in lanes:
+            if lane.link > TINY and lane.latency <= TINY:
+                lane.link -= passed * rate
+            lane.latency -= passed
+            lane.work -= passed * share
+            if max(lane.work, lane.latency, lane.link) <= TINY:
+                self._end_piece(lane)
+        return passed * pace
+
+    def _end_piece(self, lane: _Lane) -> None:
+        if lane.then is not None:  # the work before a request is done: now the request
+            lane.latency, lane.link, lane.work = lane.then
+            lane.then = None
+            if max(lane.latency, lane.link, lane.work) > TINY:
+                return
+        if lane.opens:
+            self._opened(lane.opens)
+            lane.opens = ""
+        lane.busy = False
+        self._next(lane)
+
+    def _opened(self, ticket: str) -> None:
+        self._open.add(ticket)
+        for lane in self._lanes.values():
+            if lane.needs == ticket:
+                lane.needs = ""
+                if lane.work <= TINY:
+                    self._end_piece(lane)
+
+    def _next(self, lane: _Lane) -> None:
+        """Begin the next piece of a comm thread, if it has one and is free."""
+        while not lane.busy and lane.queue:
+            key, piece = lane.queue.popleft()
+            if piece is None:
+                self._done.add(key)
+                continue
+            lane.busy = True
+            lane.work, lane.latency, lane.link, lane.then = self._times * piece.work, 0.0, 0.0, None
+            lane.opens = piece.opens
+            lane.needs = piece.needs if piece.needs not in self._open else ""
+            if piece.crossing is not None:
+                lane.then = self._request(piece)
+            if lane.work <= TINY and not lane.needs:
+                self._end_piece(lane)
+
+    def _request(self, piece: Piece) -> tuple[float, float, float]:
+        crossing, cluster = piece.crossing, self._cluster
+        assert crossing is not None
+        self._sent += crossing.sent
+        self._card += crossing.card
+        copies = crossing.sent * 2 * cluster.byte_seconds
+        return crossing.latency_seconds(cluster), crossing.link_seconds(cluster), self._times * piece.inside + copies

@@ -1,0 +1,157 @@
+"""Says in words what a plan means: whether anything pays, what, and what to change first."""
+
+from collections.abc import Sequence
+
+from gossamer.costs.quantities import say_rate, say_seconds
+from gossamer.planning.plan import Plan, Row
+from gossamer.planning.rates import TIE
+from gossamer.recipe import Recipe
+
+HIDDEN = 0.05  # of a step: DDP that waits for less hides its network
+SEEN = 0.10  # gains below it are smaller than the model's own error
+
+
+def sentences(plan: Plan) -> list[str]:
+    """The verdict, then what goes with it."""
+    return [_verdict(plan), *_ties(plan), *_first(plan), *_latency(plan), *_two_levels(plan), *_untried(plan)]
+
+
+def _verdict(plan: Plan) -> str:
+    dense = plan.dense
+    assert dense.seconds is not None
+    exposed = 1 - dense.seconds.utilisation
+    if exposed <= HIDDEN:
+        return (
+            f"Leave {_name(plan)} alone: its network hides behind computing; the most that a faster exchange could gain is "
+            f"{exposed:.0%} of a step."
+        )
+    best = _best(plan)
+    if best is None:
+        return "No recipe can be planned here; each row says why."
+    gains = {base: 1 - share for base, share in best.of.items()}
+    bf16 = gains.get("ddp-bf16")
+    if min(gains.values()) < SEEN and (bf16 is None or bf16 < SEEN):
+        also = ", or turn on bf16" if bf16 is not None else ""
+        return (
+            f"Leave {_name(plan)} alone{also}: {best.name}, the fastest recipe here, gains {max(min(gains.values()), 0):.0%} "
+            f"on it, which is less than this model can see."
+        )
+    return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
+
+
+def _name(plan: Plan) -> str:
+    return "HSDP" if plan.shards > 1 else "DDP"
+
+
+def _best(plan: Plan) -> Row | None:
+    """The fastest recipe that averages gradients at every step, if it is as fast as the fastest of all; else that one."""
+    possible = plan.possible
+    if not possible:
+        return None
+    fastest = possible[0]
+    every_step = next((row for row in possible if averages_every_step(row.name)), fastest)
+    return every_step if _step(every_step) <= (1 + TIE) * _step(fastest) else fastest
+
+
+def averages_every_step(name: str) -> bool:
+    """True if a recipe keeps all ranks' models equal by averaging gradients at every step."""
+    shape = Recipe.of(name).schedule.shape
+    return shape.averages_gradients and shape.period == 1 and not shape.mixes
+
+
+def _step(row: Row) -> float:
+    assert row.seconds is not None
+    return row.seconds.step
+
+
+def _recommended(plan: Plan, best: Row) -> list[str]:
+    dense = plan.dense
+    times = _step(dense) / _step(best)
+    out = [
+        f"{best.name}: {say_seconds(_step(best))} a step against {say_seconds(_step(dense))} of {_name(plan)}.",
+        f"It may need up to {times:.2g} times as many steps and still be ahead; how many it needs is not this plan's to know: "
+        f"'gossamer compare' measures it.",
+    ]
+    pays = best.pays.get(dense.name, [])
+    if pays:
+        until = pays[-1].high
+        out.insert(1, f"It pays below {say_rate(until)} on these machines.")
+    if not averages_every_step(best.name):
+        every = next((row for row in plan.possible if averages_every_step(row.name)), None)
+        if every is not None:
+            out.append(
+                f"Of recipes that average at every step, {every.name} is fastest: {say_seconds(_step(every))} a step."
+            )
+    return out
+
+
+def _against_accumulation(plan: Plan, best: Row) -> list[str]:
+    """What accumulating micro-batches alone would reach."""
+    name = next((row.name for row in plan.baselines if "micro" in row.name), None)
+    if name is None or name not in best.of:
+        return []
+    gain = 1 - best.of[name]
+    if gain >= SEEN:
+        return []
+    return [
+        f"DDP with {plan.accumulate} micro-batches a step is as fast, if a batch {plan.accumulate} times as large suits you."
+    ]
+
+
+def _ties(plan: Plan) -> list[str]:
+    possible = plan.possible
+    if len(possible) < 2:
+        return []
+    level = [row.name for row in possible if _step(row) <= (1 + TIE) * _step(possible[0])]
+    if len(level) < 2:
+        return []
+    return [f"Within {TIE:.0%} of the fastest: {', '.join(level)}."]
+
+
+def _first(plan: Plan) -> list[str]:
+    """What to change first, with its gain in one step."""
+    dense = _step(plan.dense)
+    named = [(what, 1 - step / dense) for what, step in plan.changes.items()]
+    if not named or max(gain for _, gain in named) < HIDDEN:
+        return []
+    named.sort(key=lambda one: -one[1])
+    what, gain = named[0]
+    others = "; ".join(f"{other} {max(share, 0):.0%}" for other, share in named[1:])
+    return [f"What to change first: {what}, which takes {gain:.0%} off a step ({others})."]
+
+
+def _latency(plan: Plan) -> list[str]:
+    best = plan.possible[0] if plan.possible else None
+    if best is None or best.seconds is None or best.latency < 0.1 * best.seconds.step:
+        return []
+    return [f"Meet less often: latency is {best.latency / best.seconds.step:.0%} of the fastest recipe's step."]
+
+
+def _two_levels(plan: Plan) -> list[str]:
+    """Warn of flat recipes that put more through a card than DDP does."""
+    if plan.cluster.ranks_per_node == 1 or plan.shards > 1:
+        return []
+    dense = plan.dense.seconds
+    assert dense is not None
+    worse = [
+        row.name
+        for row in plan.possible
+        if row.seconds is not None and "per_node" not in row.name and row.seconds.card > dense.card
+    ]
+    if not worse:
+        return []
+    per_node = plan.cluster.ranks_per_node
+    return [
+        f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {_listed(worse)} "
+        f"put more through it than DDP; add '+ per_node({per_node})'."
+    ]
+
+
+def _untried(plan: Plan) -> list[str]:
+    if plan.shards > 1:
+        return ["Models that FSDP2 shards cannot be attached yet: rows of recipes say what they would take."]
+    return []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,251 @@
+"""The processor time of a recipe's programs: measured on this machine, or counted as passes over memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import thread_time
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from gossamer.core.bucket import Layout, State
+from gossamer.core.contracts import Context
+from gossamer.core.groups import place
+from gossamer.core.programs import drive
+from gossamer.core.rng import CounterRng
+from gossamer.core.verbs import (
+    AllGather,
+    AllToAll,
+    LazyWire,
+    Program,
+    Verb,
+    kept,
+    receive_order,
+    send_order,
+)
+from gossamer.planning.canned_answers import answer_of
+
+LATER = 10**9  # the step whose programs are planned, after any codec's warm-up
+REPEATS = 3  # times a program runs; the fastest counts
+MEASURED = 4_000_000  # elements of a bucket that are measured; what a longer one takes is scaled
+FAMILY = 8_000_000  # elements of like buckets that are measured; others take as long an element
+WORLDS = (2, 4, 8)  # numbers of ranks at which work is measured; beyond, it is extrapolated on a line
+
+
+class Work(NamedTuple):
+    """The processor time of one request: before it, and while it is under way."""
+
+    before: float
+    inside: float
+
+
+class WorkSource(Protocol):
+    """Where the processor time of a program comes from."""
+
+    name: str
+
+    def of(self, program: "Planned", size: int, verbs: Sequence[Verb]) -> list[Work]:
+        """The work before each request, and one more after the last."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A program of one bucket, which can be run at any size, on tensors with numbers or without."""
+
+    layout: Layout
+    family: tuple[Any, ...]  # programs of one family take the same time an element
+    make: Callable[[Layout, Tensor, Context, State, State, bool], Program[Any]]
+
+    def run(
+        self, layout: Layout, flat: Tensor, context: Context, states: tuple[State, State], hollow: bool
+    ) -> Program[Any]:
+        return self.make(layout, flat, context, *states, hollow)
+
+
+def context_of(size: int, step: int = LATER, shift: float = 0.0) -> Context:
+    return Context(0, size, step, CounterRng(0, step, 0), shift=shift)
+
+
+# -- where work comes from --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class NoWork:
+    """Programs whose processor time does not count: for the network's own share of a step."""
+
+    name: str = "none"
+
+    def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
+        return [Work(0.0, 0.0)] * (len(verbs) + 1)
+
+
+@dataclass
+class MemoryPasses:
+    """Work as passes over memory: a gradient is read, states are read and written, wires are written, read and added up.
+
+    Nothing is measured: it stands for GPUs that are not here.
+    """
+
+    rate: float  # bytes per second
+    launch: float = 2e-5  # seconds of a kernel's launch
+    name: str = "passes over memory, not measured"
+
+    def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
+        dense = 4 * program.layout.numel
+        first = 2 * dense if verbs else 0
+        out = [Work((first + _written(verbs[0]) if verbs else 0) / self.rate + self.launch, 0.0)]
+        for verb, then in zip(verbs, [*verbs[1:], None]):
+            read = _read(verb, size)
+            touched = (
+                min(2 * dense, 16 * read) + read * (1 + 15 * (read > dense)) + (0 if then is None else _written(then))
+            )
+            out.append(Work(touched / self.rate + self.launch, 0.0))
+        return out
+
+
+def _written(verb: Verb) -> int:
+    match verb:
+        case AllGather(wire):
+            return wire.numel()
+        case AllToAll(wires):
+            return sum(w.numel() for w in wires)
+        case _:
+            return 0
+
+
+def _read(verb: Verb, size: int) -> int:
+    match verb:
+        case AllGather(wire):
+            return wire.numel() * place(verb, 0, size)[1]
+        case AllToAll(_, lengths):
+            return sum(lengths)
+        case _:
+            return 0
+
+
+@dataclass
+class MeasuredWork:
+    """Work measured here: one rank runs each program with real codecs, as if all other ranks sent the same."""
+
+    name: str = "measured on this machine"
+    seconds: float = 0.0  # that measuring took
+    _known: dict[Any, list[Work]] = field(default_factory=dict[Any, list[Work]])
+    _families: dict[Any, list[tuple[int, list[Work]]]] = field(default_factory=dict[Any, list[tuple[int, list[Work]]]])
+
+    def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
+        began = thread_time()
+        if size <= WORLDS[-1]:
+            found = self._at(program, size)
+        else:
+            less, more = (self._at(program, n) for n in WORLDS[1:])
+            found = [_on_a_line(a, b, size) for a, b in zip(less, more)] if len(less) == len(more) else more
+        self.seconds += thread_time() - began
+        return _spread(found, len(verbs) + 1)
+
+    def _at(self, program: Planned, size: int) -> list[Work]:
+        layout, numel = shortened(program.layout), program.layout.numel
+        key = program.family, size, tuple(s.shape for s in layout.segments), layout.dtype
+        if key not in self._known:
+            family = self._families.setdefault((program.family, size), [])
+            if sum(n for n, _ in family) > FAMILY:
+                n, like = min(family, key=lambda known: abs(known[0] - layout.numel))
+                return _scaled(like, numel / n)
+            self._known[key] = _fastest(program, layout, size)
+            family.append((layout.numel, self._known[key]))
+        return _scaled(self._known[key], numel / layout.numel)
+
+
+def _fastest(program: Planned, layout: Layout, size: int) -> list[Work]:
+    """Run a program a few times, on and on with its state; the fastest time of each piece."""
+    states: tuple[State, State] = {}, {}
+    flat = heavy_tailed(layout)
+    runs = list[list[Work]]()
+    for step in range(REPEATS + 1):
+        context = context_of(size, LATER + step)
+        runs.append(_timed(program.run(layout, flat.clone(), context, states, False), size))
+    runs = [run for run in runs[1:] if len(run) == len(runs[-1])]
+    return [Work(min(w.before for w in piece), min(w.inside for w in piece)) for piece in zip(*runs)]
+
+
+def _timed(program: Program[Any], size: int) -> list[Work]:
+    """The thread's time between the requests of a program, and within them."""
+    out, began = list[Work](), thread_time()
+
+    def answer(verb: Verb) -> Any:
+        nonlocal began
+        asked = thread_time()
+        reply = _answered(verb, place(verb, 0, size)[1])
+        answered = thread_time()
+        # Answering costs next to nothing but where wires are made and read.
+        inside = answered - asked if isinstance(verb, AllGather | AllToAll) else 0.0
+        out.append(Work(asked - began, inside))
+        began = thread_time()
+        return reply
+
+    drive(program, answer)
+    return [*out, Work(thread_time() - began, 0.0)]
+
+
+def _answered(verb: Verb, size: int) -> Any:
+    """Answer as if others sent the same; make lazy wires and read what came, as a fabric does."""
+    match verb:
+        case AllGather(wire, read) if read is not None:
+            for j in receive_order(0, size):
+                read(j, wire)
+            return []
+        case AllToAll(wires, lengths, read) if read is not None:
+            made = {j: kept(wires[j]) for j in send_order(0, size)}
+            for j in receive_order(0, size):
+                fits = made[0] if made[0].numel() == lengths[j] else made[j]
+                read(j, fits if fits.numel() == lengths[j] else fits.new_zeros(lengths[j]))
+            return []
+        case AllToAll(wires, lengths):
+            made = [w.keep() if isinstance(w, LazyWire) else w for w in wires]
+            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
+        case _:
+            return answer_of(verb, size)
+
+
+def _on_a_line(less: Work, more: Work, size: int) -> Work:
+    """Extrapolate from two numbers of ranks to more; work that fell, or rose by under 3 %, does not grow."""
+    (_, a, b) = WORLDS
+
+    def at(x: float, y: float) -> float:
+        return y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y
+
+    return Work(at(less.before, more.before), at(less.inside, more.inside))
+
+
+def _scaled(works: Sequence[Work], factor: float) -> list[Work]:
+    return [Work(w.before * factor, w.inside * factor) for w in works]
+
+
+def _spread(works: list[Work], pieces: int) -> list[Work]:
+    """The same work over another number of requests: a tree has more levels where there are more ranks."""
+    if len(works) == pieces:
+        return works
+    before, inside = sum(w.before for w in works) / pieces, sum(w.inside for w in works) / pieces
+    return [Work(before, inside)] * pieces
+
+
+def shortened(layout: Layout) -> Layout:
+    """The first parameters of a bucket, with at most `MEASURED` elements; the first one is cut if it is longer."""
+    if layout.numel <= MEASURED:
+        return layout
+    shapes, total = dict[str, tuple[int, ...]](), 0
+    for s in layout.segments:
+        if total + s.numel > MEASURED:
+            rows = max((MEASURED - total) // max(s.row, 1), 1)
+            if not shapes:
+                shapes[s.name] = (min(rows, s.shape[0]), *s.shape[1:])
+            break
+        shapes[s.name], total = s.shape, total + s.numel
+    return Layout.of(shapes, layout.dtype)
+
+
+def heavy_tailed(layout: Layout) -> Tensor:
+    """Numbers as gradients have them: Student's t with 3 degrees of freedom."""
+    noise = torch.Generator().manual_seed(0)
+    normal = torch.randn(4, layout.numel, generator=noise, dtype=torch.float32)
+    return (normal[0] / normal[1:].square().mean(0).sqrt().clamp_(min=1e-3)).mul_(1e-3).to(layout.dtype)
