@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
     from gossamer.core.errors import (
         AttachError,
         CheckpointError,
+        CostError,
         DeadlockError,
         GossamerError,
         OutputError,
@@ -30,6 +31,7 @@ __all__ = [
     "AttachError",
     "CheckpointError",
     "Communicator",
+    "CostError",
     "DeadlockError",
     "GossamerError",
     "OutputError",
@@ -52,6 +54,7 @@ _HOMES = {
     "gossamer.core.errors": [
         "AttachError",
         "CheckpointError",
+        "CostError",
         "DeadlockError",
         "GossamerError",
         "OutputError",

@@ -40,6 +40,10 @@ class CheckpointError(GossamerError, ValueError):
     """A checkpoint does not fit this recipe, model or number of ranks."""
 
 
+class CostError(GossamerError, ValueError):
+    """A cluster, a model to plan, or a quantity in them cannot be read or planned."""
+
+
 class OutputError(GossamerError, FileExistsError):
     """A file exists that gossamer must not overwrite."""
 

@@ -2,6 +2,5 @@
 
 from gossamer.costs.cluster import Cluster, Hosts, from_flags
 from gossamer.costs.crossing import Crossing, crossing_of
-from gossamer.costs.quantities import CostError
 
-__all__ = ["Cluster", "CostError", "Crossing", "Hosts", "crossing_of", "from_flags"]
+__all__ = ["Cluster", "Crossing", "Hosts", "crossing_of", "from_flags"]

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
 
-from gossamer.costs.quantities import CostError, Price
+from gossamer.core.errors import CostError
+from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
 Backend = Literal["gloo", "nccl"]

@@ -7,10 +7,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
+from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster, Hosts
-from gossamer.costs.quantities import CostError
 
 FORMAT = 1
 
@@ -86,10 +86,10 @@ def read_cluster(path: Path) -> Cluster:
         raise CostError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CostError(f"{path} is not TOML: {error}") from None
-    return _Reader(path, text).cluster(table)
+    return _ClusterReader(path, text).cluster(table)
 
 
-class _Reader:
+class _ClusterReader:
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._lines = path, text.splitlines()
 

@@ -4,12 +4,7 @@ import re
 from math import inf, isfinite
 from typing import NamedTuple
 
-from gossamer.core.errors import GossamerError
-
-
-class CostError(GossamerError, ValueError):
-    """A cluster, a model to plan, or a quantity in them cannot be read."""
-
+from gossamer.core.errors import CostError
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(.*?)\s*", re.ASCII | re.IGNORECASE)
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
@@ -36,7 +31,7 @@ def rate(text: str) -> float:
     if found is None:
         raise CostError(f"{text!r} is not a rate: write it as 200mbit, 25 Gbit/s or 300 GB/s")
     bits = found[2] != "B"
-    if found[2] == "b":
+    if found[2] == "b" and not unit.endswith("ps"):
         raise CostError(f"{text!r} may mean bits or bytes: write {value:g} {found[1]}bit/s or {value:g} {found[1]}B/s")
     return _positive(text, value) * _PREFIXES[found[1].lower()] / (8 if bits else 1)
 

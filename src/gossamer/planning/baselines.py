@@ -11,26 +11,26 @@ from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Piece, cut_shards
-from gossamer.planning.replay import Action, Replay, Start, Step, StepSeconds
+from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSeconds
 
 FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
 ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
 
 
 @dataclass(frozen=True)
-class Baseline:
+class PlannedBaseline:
     """A way to train that a plan is compared with."""
 
     name: str
     seconds: Callable[[Cluster], StepSeconds]
 
 
-def compute(model: ModelCost) -> Baseline:
+def compute(model: ModelCost) -> PlannedBaseline:
     """Each rank trains alone and sends nothing."""
-    return Baseline("compute", lambda cluster: Replay(cluster, model).seconds([ALONE], 0))
+    return PlannedBaseline("compute", lambda cluster: Replay(cluster, model).seconds([ALONE], 0))
 
 
-def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1) -> Baseline:
+def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1) -> PlannedBaseline:
     """DistributedDataParallel: all-reduces of 25 MiB beside backward; two at once on gloo. A step is one of `accumulate`
     micro-batches, after the last of which gradients are averaged.
     """
@@ -48,7 +48,7 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
         optimizer = model.optimizer / accumulate  # it steps once for all micro-batches
         return replace(found, optimizer=optimizer, work=max(found.work + model.optimizer - optimizer, 0.0))
 
-    return Baseline(name, seconds)
+    return PlannedBaseline(name, seconds)
 
 
 def _ddp_buckets(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
@@ -71,7 +71,7 @@ def _ddp_step(model: ModelCost, size: int, cluster: Cluster, width: int) -> Step
         wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
         work = casts * numel / cluster.memory_rate
         piece = Piece(work, crossing_of(AllReduce(wire), 0, cluster, size))
-        actions += [Ready(i), Start(i, f"ring {i % lanes}", (piece,))]
+        actions += [Ready(i), StartProgram(i, f"ring {i % lanes}", (piece,))]
     back = model.bytes * 2 / cluster.memory_rate
     return (*actions, BackwardEnds(), Wait(tuple(range(len(model.buckets)))), Busy(back), OptimizerSteps(), StepEnds())
 
@@ -98,7 +98,7 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     )
 
 
-def fsdp(model: ModelCost) -> Baseline:
+def fsdp(model: ModelCost) -> PlannedBaseline:
     """FSDP over all ranks: parameters are gathered for forward and for backward, gradients scattered, each beside computing."""
 
     def seconds(cluster: Cluster) -> StepSeconds:
@@ -111,10 +111,10 @@ def fsdp(model: ModelCost) -> Baseline:
         sent, card = 3 * moved.sent, 3 * moved.card
         return StepSeconds(total, model.forward, model.backward, 0.0, waits, optimizer, sent, card)
 
-    return Baseline("fsdp", seconds)
+    return PlannedBaseline("fsdp", seconds)
 
 
-def hsdp(model: ModelCost, shards: int) -> Baseline:
+def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
     """HSDP: shards within a node, and a dense all-reduce of each shard between nodes, in buckets beside backward."""
 
     def seconds(cluster: Cluster) -> StepSeconds:
@@ -126,11 +126,11 @@ def hsdp(model: ModelCost, shards: int) -> Baseline:
             numel = sum(prod(mine.shapes[name]) for name in names)
             wire = torch.empty(numel, dtype=torch.float32, device="meta")
             piece = Piece(0.0, crossing_of(AllReduce(wire), 0, cluster, size, shards))
-            actions += [Ready(i), Start(i, "ring", (piece,))]
+            actions += [Ready(i), StartProgram(i, "ring", (piece,))]
         step: Step = (*actions, BackwardEnds(), Wait(tuple(range(len(buckets)))), OptimizerSteps(), StepEnds())
         return Replay(cluster, told).seconds([step] * 2, 1)
 
-    return Baseline("hsdp", seconds)
+    return PlannedBaseline("hsdp", seconds)
 
 
 def _gather(numel: int, width: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
@@ -142,7 +142,7 @@ def _gather(numel: int, width: int, ranks: int, cluster: Cluster, nodes: int) ->
     return Crossing("ring", ranks - 1, 0, moved, 0, moved)
 
 
-def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) -> Sequence[Baseline]:
+def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) -> Sequence[PlannedBaseline]:
     """What every plan is compared with, DDP first; for sharded models HSDP."""
     if shards > 1:
         return [hsdp(model, shards), fsdp(model)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.costs import CostError
+from gossamer.core.errors import CostError
 from gossamer.planning.model_cost import ModelCost
 from gossamer.runtime.optimizer_state import kept_by
 

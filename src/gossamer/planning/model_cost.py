@@ -19,6 +19,7 @@ class ModelCost:
     optimizer: float
     shares: Mapping[str, float]
     momenta: int = 1
+    on_cores: bool = True  # forward and backward need the host's cores; an accelerator's do not
     name: str = ""
     source: str = "default"  # of the seconds
     buckets: Sequence[Sequence[str]] = field(default_factory=list[Sequence[str]])

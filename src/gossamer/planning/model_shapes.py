@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
+from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
-from gossamer.costs import CostError
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 
 Shapes = Mapping[str, tuple[int, ...]]

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 from gossamer.core.binding import Binding
-from gossamer.core.errors import GossamerError
-from gossamer.costs import Cluster, CostError
-from gossamer.planning.baselines import ALONE, Baseline, baselines, ddp, sharded
+from gossamer.core.errors import CostError, GossamerError
+from gossamer.costs import Cluster
+from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.line_up import line_up
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
@@ -80,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """What `plan` found: the baselines, and the recipes from the fastest on."""
 
     model: ModelCost
@@ -111,8 +111,8 @@ def plan(
     shards: int = 1,
     curves: bool = True,
     tell: Callable[[str], None] = lambda name: None,
-) -> Plan:
-    """Plan recipes (by default the line-up) on a cluster. `curves` adds the rates between which each pays.
+) -> TrainingPlan:
+    """TrainingPlan recipes (by default the line-up) on a cluster. `curves` adds the rates between which each pays.
 
     `tell` is called with each recipe's name before it is planned.
 
@@ -131,32 +131,32 @@ def plan(
         raise CostError("one rank alone sends nothing: plan at least two")
     work = work or work_of(cluster)
     mine = sharded(model, cluster, shards) if shards > 1 else model
-    yardsticks = _Yardsticks(baselines(model, cluster, accumulate, shards), model, cluster)
+    others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
     rows = list[Row]()
     for recipe in recipes or line_up(1 if shards > 1 else cluster.ranks_per_node):
         tell(str(recipe))
-        rows.append(_row(recipe, mine, cluster, work, shards, yardsticks, curves))
+        rows.append(_row(recipe, mine, cluster, work, shards, others, curves))
     rows.sort(key=lambda row: inf if row.seconds is None else row.seconds.step)
     spent = work.seconds if isinstance(work, MeasuredWork) else 0.0
-    return Plan(
+    return TrainingPlan(
         model=model,
         cluster=cluster,
         shards=shards,
         accumulate=accumulate,
-        baselines=yardsticks.rows(curves),
+        baselines=others.rows(curves),
         recipes=rows,
-        changes=_changes(rows, yardsticks, cluster),
+        changes=_changes(rows, others, cluster),
         measuring=spent,
     )
 
 
-def _changes(rows: Sequence[Row], yardsticks: "_Yardsticks", cluster: Cluster) -> dict[str, float]:
+def _changes(rows: Sequence[Row], others: "_Baselines", cluster: Cluster) -> dict[str, float]:
     """Seconds a step after one change: a link twice as fast, twice the accumulation, or the fastest recipe."""
     out = dict[str, float]()
     if cluster.rate < inf:
-        out["a link twice as fast"] = yardsticks.seconds(yardsticks.names[0], 2 * cluster.rate).step
-    if "ddp" in yardsticks.names:
-        out["two micro-batches a step"] = yardsticks.twice().step
+        out["a link twice as fast"] = others.seconds(others.names[0], 2 * cluster.rate).step
+    if "ddp" in others.names:
+        out["two micro-batches a step"] = others.twice().step
     if rows and rows[0].seconds is not None:
         out[f"the recipe, to {rows[0].name}"] = rows[0].seconds.step
     return out
@@ -167,10 +167,10 @@ def work_of(cluster: Cluster) -> WorkSource:
     return MemoryPasses(cluster.memory_rate) if cluster.has_gpus else MeasuredWork()
 
 
-class _Yardsticks:
+class _Baselines:
     """The baselines' seconds, at the cluster's rate and at others."""
 
-    def __init__(self, all: Sequence[Baseline], model: ModelCost, cluster: Cluster) -> None:
+    def __init__(self, all: Sequence[PlannedBaseline], model: ModelCost, cluster: Cluster) -> None:
         self._all, self._model, self._cluster = all, model, cluster
         self._known = dict[tuple[str, float], StepSeconds]()
 
@@ -220,7 +220,7 @@ def _row(
     cluster: Cluster,
     work: WorkSource,
     shards: int,
-    yardsticks: _Yardsticks,
+    others: _Baselines,
     curves: bool,
 ) -> Row:
     name = str(recipe)
@@ -233,7 +233,7 @@ def _row(
     surely = isinstance(work, MeasuredWork)
     low = prepared.seconds(best, 0.85 if surely else 0.3).step
     high = prepared.seconds(worst, 1.15 if surely else 3.0).step
-    of = {base: found.step / yardsticks.seconds(base).step for base in yardsticks.names}
+    of = {base: found.step / others.seconds(base).step for base in others.names}
     pays, busy = dict[str, list[Interval]](), dict[float, float]()
     if curves:
         known = dict[float, StepSeconds]()
@@ -243,8 +243,8 @@ def _row(
                 known[rate] = prepared.seconds(cluster.at_rate(rate))
             return known[rate]
 
-        for base in yardsticks.names:
-            pays[base] = pays_between(lambda rate, base=base: at(rate).step / yardsticks.seconds(base, rate).step)
+        for base in others.names:
+            pays[base] = pays_between(lambda rate, base=base: at(rate).step / others.seconds(base, rate).step)
         busy = busy_at(lambda rate: at(rate).utilisation)
     return Row(
         name=name,

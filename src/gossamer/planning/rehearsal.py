@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from gossamer.planning.dry_run import DryRun, span
 from gossamer.planning.events import Busy, Event, Launch, StepEnds, Wait
 from gossamer.planning.pieces import Piece, Programs
-from gossamer.planning.replay import Action, Start, Step
+from gossamer.planning.replay import Action, StartProgram, Step
 from gossamer.planning.work import MeasuredWork
 
 TIMED = 8_000_000  # elements of all buckets in a run that is timed; a larger model's work is scaled
@@ -23,7 +23,7 @@ class Rehearsal:
             run.take_step()
         self.copies = _copies(run)
         steps = self._resolved(run.events)[: last - self._first + 1]
-        self.warm = cycle(steps[len(steps) // 2 :])
+        self.warm = cycle(steps, programs.recipe.schedule.shape.period)
         steps = [*steps, *steps][: 2 * self.warm]
         self.steps = self._with_schedule_work(steps)
 
@@ -44,7 +44,7 @@ class Rehearsal:
         out, step = list[Step](), list[Action]()
         for event in events:
             known = isinstance(event, Launch)
-            step.append(Start(event.key, event.lane, self._programs.pieces(event.requests)) if known else event)
+            step.append(StartProgram(event.key, event.lane, self._programs.pieces(event.requests)) if known else event)
             if isinstance(event, StepEnds):
                 out.append(tuple(step))
                 step.clear()
@@ -54,7 +54,7 @@ class Rehearsal:
     def overlaps(self) -> bool:
         """True if a program is waited for in a later step than the one that started it."""
         for step in self.steps[self.warm :]:
-            started = {action.key for action in step if isinstance(action, Start)}
+            started = {action.key for action in step if isinstance(action, StartProgram)}
             waited = {key for action in step if isinstance(action, Wait) for key in action.keys}
             if not waited <= started:
                 return True
@@ -81,8 +81,8 @@ class Rehearsal:
 
     def _with_passes(self, step: Step) -> Step:
         """Three passes over each bucket that the schedule itself sends: to read, to change and to write it."""
-        starts = sum(isinstance(action, Start) for action in step)
-        ready = any(isinstance(action, Start) for action in step[: _updates_at(step)])
+        starts = sum(isinstance(action, StartProgram) for action in step)
+        ready = any(isinstance(action, StartProgram) for action in step[: _updates_at(step)])
         if not starts or ready:
             return step
         mean = sum(bucket.layout.numel for bucket in self._programs.buckets) / len(self._programs.buckets)
@@ -105,13 +105,14 @@ def _busy_after_update(step: Step, seconds: float) -> Step:
     return (*step[:place], Busy(seconds), *step[place:])
 
 
-def cycle(steps: Sequence[Step]) -> int:
-    """The fewest steps after which the same actions repeat."""
+def cycle(steps: Sequence[Step], period: int) -> int:
+    """The fewest steps, in whole periods of the schedule, after which the same actions repeat, once they do; else all."""
     said = [_signature(step) for step in steps]
-    for length in range(1, len(said) // 2 + 1):
-        if all(a == b for a, b in zip(said, said[length:])):
+    late = said[len(said) // 2 :]  # in the first rounds nothing is in flight yet
+    for length in range(period, len(late) // 2 + 1, period):
+        if all(a == b for a, b in zip(late, late[length:])):
             return length
-    return max(len(said), 1)
+    return len(said)
 
 
 def _signature(step: Step) -> tuple[object, ...]:
@@ -121,8 +122,8 @@ def _signature(step: Step) -> tuple[object, ...]:
 
 def _without_number(action: Action) -> tuple[str | int | tuple[Piece, ...], ...] | Action:
     match action:
-        case Start(_, lane, pieces):
-            return "start", lane, pieces
+        case StartProgram(_, lane, pieces):  # tickets are numbered too
+            return "start", lane, tuple(p._replace(opens=p.opens[:1], needs=p.needs[:1]) for p in pieces)
         case Wait(keys):
             return "wait", len(keys)
         case _:

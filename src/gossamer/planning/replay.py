@@ -18,7 +18,7 @@ CODEC_SLOWS = 1.07  # by how much a codec on the same GPU slows the backward pas
 TINY = 1e-12  # seconds
 
 
-class Start(NamedTuple):
+class StartProgram(NamedTuple):
     """A program starts: the key that waits name, its comm thread, and its pieces."""
 
     key: int
@@ -26,7 +26,7 @@ class Start(NamedTuple):
     pieces: tuple[Piece, ...]
 
 
-Action = Ready | Start | Wait | Busy | BackwardEnds | OptimizerSteps | StepEnds
+Action = Ready | StartProgram | Wait | Busy | BackwardEnds | OptimizerSteps | StepEnds
 Step = tuple[Action, ...]
 
 
@@ -98,22 +98,22 @@ class Replay:
 
     def _take(self, step: Step) -> None:
         model, cluster = self._model, self._cluster
-        self._compute(model.forward)
+        self._train(model.forward)
         passed = 0.0
         for action in step:
             match action:
                 case Ready(bucket):
                     share = model.arrival(bucket)
-                    self._compute(max(share - passed, 0.0) * model.backward)
+                    self._train(max(share - passed, 0.0) * model.backward)
                     passed = max(passed, share)
                     self._compute(model.copies(bucket) / cluster.memory_rate)
                 case BackwardEnds():
-                    self._compute((1 - passed) * model.backward)
+                    self._train((1 - passed) * model.backward)
                 case OptimizerSteps():
                     self._compute(model.optimizer)
                 case Busy(seconds):
                     self._compute(seconds)
-                case Start(key, lane, pieces):
+                case StartProgram(key, lane, pieces):
                     self._start(key, lane, pieces)
                 case Wait(keys):
                     self._wait(keys)
@@ -128,10 +128,13 @@ class Replay:
         lane.queue.append((key, None))
         self._next(lane)
 
-    def _compute(self, seconds: float) -> None:
+    def _train(self, seconds: float) -> None:
+        self._compute(seconds, on_cores=self._model.on_cores)
+
+    def _compute(self, seconds: float, on_cores: bool = True) -> None:
         left = seconds
         while left > TINY:
-            left -= self._advance(computing=left)
+            left -= self._advance(left, on_cores)
 
     def _wait(self, keys: Sequence[int]) -> None:
         while missing := [key for key in keys if key not in self._done]:
@@ -140,19 +143,21 @@ class Replay:
                 raise RuntimeError(f"programs {missing} never end")
             kind = "work" if any(lane.work > TINY for lane in self._lanes.values()) else "network"
             before = self.clock
-            self._advance(computing=0.0)
+            self._advance(0.0)
             self._blocked[kind] += self.clock - before
 
     # -- the clock ---------------------------------------------------------------------------------------------------------
 
-    def _advance(self, computing: float) -> float:
+    def _advance(self, computing: float, on_cores: bool = True) -> float:
         """Go on to the next moment at which something ends; returns how much of the loop's computing was done."""
         lanes = [lane for lane in self._lanes.values() if lane.busy and not lane.needs]
         working = [lane for lane in lanes if lane.work > TINY]
         linking = [lane for lane in lanes if lane.latency <= TINY and lane.link > TINY]
-        runnable = self._cluster.ranks_per_node * (len(working) + (computing > 0))
+        runnable = self._cluster.ranks_per_node * (len(working) + (computing > 0 and on_cores))
         share = min(1.0, self._cluster.cores / runnable) if runnable else 1.0
-        pace = share / CODEC_SLOWS if self._cluster.has_gpus and working else share
+        pace = share if on_cores else 1.0
+        if self._cluster.has_gpus and working:
+            pace /= CODEC_SLOWS
         rate = 1.0 if len(linking) < 2 else self._cluster.reaches("shared") / (len(linking) * 0.95)
         ends = [lane.work / share for lane in working]
         ends += [lane.latency for lane in lanes if lane.latency > TINY]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gossamer.costs.quantities import say_rate, say_seconds
-from gossamer.planning.plan import Plan, Row
+from gossamer.planning.plan import Row, TrainingPlan
 from gossamer.planning.rates import TIE
 from gossamer.recipe import Recipe
 
@@ -11,12 +11,12 @@ HIDDEN = 0.05  # of a step: DDP that waits for less hides its network
 SEEN = 0.10  # gains below it are smaller than the model's own error
 
 
-def sentences(plan: Plan) -> list[str]:
+def sentences(plan: TrainingPlan) -> list[str]:
     """The verdict, then what goes with it."""
     return [_verdict(plan), *_ties(plan), *_first(plan), *_latency(plan), *_two_levels(plan), *_untried(plan)]
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: TrainingPlan) -> str:
     dense = plan.dense
     assert dense.seconds is not None
     exposed = 1 - dense.seconds.utilisation
@@ -39,11 +39,11 @@ def _verdict(plan: Plan) -> str:
     return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
 
 
-def _name(plan: Plan) -> str:
+def _name(plan: TrainingPlan) -> str:
     return "HSDP" if plan.shards > 1 else "DDP"
 
 
-def _best(plan: Plan) -> Row | None:
+def _best(plan: TrainingPlan) -> Row | None:
     """The fastest recipe that averages gradients at every step, if it is as fast as the fastest of all; else that one."""
     possible = plan.possible
     if not possible:
@@ -64,7 +64,7 @@ def _step(row: Row) -> float:
     return row.seconds.step
 
 
-def _recommended(plan: Plan, best: Row) -> list[str]:
+def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
     dense = plan.dense
     times = _step(dense) / _step(best)
     out = [
@@ -85,7 +85,7 @@ def _recommended(plan: Plan, best: Row) -> list[str]:
     return out
 
 
-def _against_accumulation(plan: Plan, best: Row) -> list[str]:
+def _against_accumulation(plan: TrainingPlan, best: Row) -> list[str]:
     """What accumulating micro-batches alone would reach."""
     name = next((row.name for row in plan.baselines if "micro" in row.name), None)
     if name is None or name not in best.of:
@@ -98,7 +98,7 @@ def _against_accumulation(plan: Plan, best: Row) -> list[str]:
     ]
 
 
-def _ties(plan: Plan) -> list[str]:
+def _ties(plan: TrainingPlan) -> list[str]:
     possible = plan.possible
     if len(possible) < 2:
         return []
@@ -108,7 +108,7 @@ def _ties(plan: Plan) -> list[str]:
     return [f"Within {TIE:.0%} of the fastest: {', '.join(level)}."]
 
 
-def _first(plan: Plan) -> list[str]:
+def _first(plan: TrainingPlan) -> list[str]:
     """What to change first, with its gain in one step."""
     dense = _step(plan.dense)
     named = [(what, 1 - step / dense) for what, step in plan.changes.items()]
@@ -120,14 +120,14 @@ def _first(plan: Plan) -> list[str]:
     return [f"What to change first: {what}, which takes {gain:.0%} off a step ({others})."]
 
 
-def _latency(plan: Plan) -> list[str]:
+def _latency(plan: TrainingPlan) -> list[str]:
     best = plan.possible[0] if plan.possible else None
     if best is None or best.seconds is None or best.latency < 0.1 * best.seconds.step:
         return []
     return [f"Meet less often: latency is {best.latency / best.seconds.step:.0%} of the fastest recipe's step."]
 
 
-def _two_levels(plan: Plan) -> list[str]:
+def _two_levels(plan: TrainingPlan) -> list[str]:
     """Warn of flat recipes that put more through a card than DDP does."""
     if plan.cluster.ranks_per_node == 1 or plan.shards > 1:
         return []
@@ -147,7 +147,7 @@ def _two_levels(plan: Plan) -> list[str]:
     ]
 
 
-def _untried(plan: Plan) -> list[str]:
+def _untried(plan: TrainingPlan) -> list[str]:
     if plan.shards > 1:
         return ["Models that FSDP2 shards cannot be attached yet: rows of recipes say what they would take."]
     return []

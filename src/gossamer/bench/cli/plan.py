@@ -22,7 +22,7 @@ from gossamer.costs.cluster_file import read_cluster
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
-from gossamer.planning.plan import Plan, plan, work_of
+from gossamer.planning.plan import TrainingPlan, plan, work_of
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.recipes import presets
@@ -72,7 +72,7 @@ def plan_command(
 
 def _planned(
     model: ModelCost, cluster: Cluster, recipes: list[str], work: WorkSource, accumulate: int, shard: int
-) -> Plan:
+) -> TrainingPlan:
     screen = console(stderr=True)
     if not screen.is_terminal:
         return plan(model, cluster, recipes, work=work, accumulate=accumulate, shards=shard)

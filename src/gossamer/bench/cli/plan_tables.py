@@ -10,9 +10,9 @@ from gossamer.bench.cli.console import console
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.plan import Plan, Prepared, Row, prepare
+from gossamer.planning.plan import Prepared, Row, TrainingPlan, prepare
 from gossamer.planning.rates import Interval
-from gossamer.planning.replay import Start, StepSeconds
+from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
@@ -20,7 +20,7 @@ LEFT_OUT = ("between", "by card", "memory", "busy 90 % at", "every")  # of the t
 NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
 
 
-def table(plan: Plan, words: list[str]) -> None:
+def table(plan: TrainingPlan, words: list[str]) -> None:
     """Print the sentence, what goes with it, and a row for each baseline and recipe."""
     screen = console()
     for i, line in enumerate(words):
@@ -35,18 +35,23 @@ def table(plan: Plan, words: list[str]) -> None:
     screen.print(escape(_legend(plan)))
 
 
-def _setting(plan: Plan) -> str:
+def _setting(plan: TrainingPlan) -> str:
     cluster, model = plan.cluster, plan.model
     hosts = f"{cluster.nodes} host{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node} rank"
     sharded = f", sharded over {plan.shards}" if plan.shards > 1 else ""
     return (
         f"{model.name}: {model.numel / 1e6:.3g} M parameters, {say_seconds(model.computing)} of computing a step; {hosts}"
         f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
-        f"{cluster.backend}."
+        f"{cluster.backend}; severity {_severity(plan):.2g}."
     )
 
 
-def _rows(plan: Plan, narrow: bool) -> Table:
+def _severity(plan: TrainingPlan) -> float:
+    """The seconds to send the model once, in float32, over the seconds of computing."""
+    return 0.0 if plan.cluster.rate == inf else plan.model.bytes / plan.cluster.rate / plan.model.computing
+
+
+def _rows(plan: TrainingPlan, narrow: bool) -> Table:
     made, names = Table(box=None, pad_edge=False), [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
     titles += ["work", "network", "sent", "by card", "memory", "pays below", "busy 90 % at", "every"]
@@ -95,7 +100,7 @@ def _intervals(found: list[Interval]) -> str:
     )
 
 
-def _legend(plan: Plan) -> str:
+def _legend(plan: TrainingPlan) -> str:
     sources = sorted({row.work for row in plan.possible if row.work})
     cluster = plan.cluster
     figures = ", ".join(
@@ -105,13 +110,13 @@ def _legend(plan: Plan) -> str:
     return (
         f"Computing: {plan.model.source}. Work of recipes: {'; '.join(sources) or 'none'}. Cluster: {figures}.\n"
         "a step: a mean over whole rounds. between: with every uncertain figure at its best, and at its worst. busy: computing "
-        "over the step. work, network: what nothing hides.\n"
+        "over the step. work, network: what nothing hides. severity: seconds to send the model once over those of computing.\n"
         "pays below: the rate up to which it is faster than the first row by over 5 %. every: the shortest round that keeps "
         "machines busy for 90 % of the time."
     )
 
 
-def as_dict(plan: Plan, words: list[str]) -> dict[str, Any]:
+def as_dict(plan: TrainingPlan, words: list[str]) -> dict[str, Any]:
     """A plan as JSON."""
     cluster, model = plan.cluster, plan.model
     return {
@@ -132,6 +137,7 @@ def as_dict(plan: Plan, words: list[str]) -> dict[str, Any]:
             "latency": cluster.latency,
             "sources": dict(cluster.sources),
         },
+        "severity": _severity(plan),
         "shards": plan.shards,
         "accumulate": plan.accumulate,
         "baselines": [_row_dict(row) for row in plan.baselines],
@@ -188,7 +194,7 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     screen.print(f"  work: {work.name}; computing: {model.source}")
     for number, step in enumerate(prepared.steps[prepared.warm :], 1):
         for action in step:
-            if isinstance(action, Start) and action.pieces:
+            if isinstance(action, StartProgram) and action.pieces:
                 screen.print(f"  step {number} of {prepared.warm}, on the {action.lane} thread:")
                 for piece in action.pieces:
                     screen.print(escape(f"    {_piece(piece.work, piece.inside, piece.crossing, cluster)}"))
@@ -213,7 +219,7 @@ def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Clust
 def null_seconds(prepared: Prepared, cluster: Cluster, found: StepSeconds) -> float:
     """The simplest model that is any good: bytes over rate, and the step on an unlimited network, less what may overlap."""
     free = prepared.seconds(cluster.at_rate(inf)).step if cluster.rate < inf else found.step
-    pieces = [p for step in prepared.steps for a in step if isinstance(a, Start) for p in a.pieces]
+    pieces = [p for step in prepared.steps for a in step if isinstance(a, StartProgram) for p in a.pieces]
     pattern = next((p.crossing.pattern for p in pieces if p.crossing is not None), "ring")
     wire = found.card / (cluster.rate * cluster.payload * NULL_REACHES[pattern]) if cluster.rate < inf else 0.0
     return wire + free - min(0.3 * free, 0.35 * wire)

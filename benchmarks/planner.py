@@ -1,0 +1,206 @@
+"""Planned beside measured: seconds a step that `gossamer plan` predicts, and those of the lab with an emulated accelerator.
+
+python benchmarks/planner.py [RECIPE ...] [--cells "2:100ms 4:300ms"] [--rates "50mbit 200mbit 1gbit"] [--turns 2]
+    [--chunk 12] [--out FILE]
+
+A cell is a number of hosts and the seconds of computing. Each recipe is measured in a lab of its own with `ddp` and `compute`
+in turns; what is planned sees the cluster's flags, the model and the processor's work measured here, and no recipe's step. The null model is bytes over rate, plus the step planned
+for an unlimited network, less what may overlap. Bars are those of the issue that asked for the planner; below the lab's own
+noise they are open.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+import torch
+
+import gossamer.planning
+from gossamer.bench import workloads
+from gossamer.bench.cli.plan_tables import null_seconds
+from gossamer.bench.compare.steps import StepRow, measure_steps
+from gossamer.bench.lab import parse_rate
+from gossamer.bench.workloads.emulated import emulated
+from gossamer.costs import from_flags
+from gossamer.planning.baselines import ddp
+from gossamer.planning.measured_model import measure
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.plan import prepare
+from gossamer.planning.work import MeasuredWork
+
+RECIPES = (
+    "bf16", "qsgd", "terngrad", "topk", "powersgd(rank=4)", "diana", "local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)",
+    "sgp", "osgp", "allreduce + delayed()",
+)  # fmt: skip
+CORES, LATENCY = 2.0, 50e-6  # of the machine that the lab is on
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One recipe on one network: seconds a step."""
+
+    hosts: int
+    compute: str
+    rate: str
+    recipe: str
+    planned: float
+    null: float
+    measured: float
+    low: float
+    high: float
+    planned_ddp: float
+    measured_ddp: float
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.measured - 1
+
+    @property
+    def null_error(self) -> float:
+        return self.null / self.measured - 1
+
+    @property
+    def ratio_error(self) -> float:
+        return (self.planned / self.planned_ddp) / (self.measured / self.measured_ddp) - 1
+
+
+def frozen() -> str:
+    """A hash of the code that plans, kept with each result: nothing was changed after looking."""
+    digest = hashlib.blake2b(digest_size=8)
+    for room in ("planning", "costs"):
+        for path in sorted((Path(gossamer.__file__).parent / room).glob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def cost_of(workload: workloads.Workload, compute: str) -> ModelCost:
+    """The model's cost on the emulated accelerator: waits as told, and the optimizer as measured here."""
+    model = workload.model()
+    optimizer = workload.optimizer(model)
+    here = measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=workload.name)
+    order = emulated(workload, compute).order  # pyright: ignore[reportAttributeAccessIssue]
+    seconds = emulated(workload, compute).compute.mean  # pyright: ignore[reportAttributeAccessIssue]
+    return ModelCost(
+        shapes=here.shapes,
+        forward=order.forward * seconds,
+        backward=(1 - order.forward) * seconds,
+        optimizer=here.optimizer,
+        shares={arrival.name: arrival.share for arrival in order.arrivals},
+        momenta=here.momenta,
+        on_cores=False,
+        name=workload.name,
+        source="emulated",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=list(RECIPES))
+    parser.add_argument("--workload", default="lm")
+    parser.add_argument("--cells", default="2:100ms 4:300ms")
+    parser.add_argument("--rates", default="50mbit 200mbit 1gbit")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--chunk", type=int, default=12)
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    workload = workloads.get(asked.workload)
+    workload.prepare()
+    print(f"plans made by code {frozen()}")
+    cells, work = list[Cell](), MeasuredWork()
+    for text in asked.cells.split():
+        hosts, _, compute = text.partition(":")
+        model = cost_of(workload, compute)
+        for rate in asked.rates.split():
+            cells += measured(asked, model, int(hosts), compute, rate, work)
+            if asked.out:
+                asked.out.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
+    verdicts(cells)
+
+
+def measured(
+    asked: argparse.Namespace, model: ModelCost, hosts: int, compute: str, rate: str, work: MeasuredWork
+) -> list[Cell]:
+    """Plan all recipes, then measure them, three at a time beside DDP."""
+    bits = parse_rate(rate)
+    assert bits is not None
+    cluster = from_flags(nodes=hosts, rate=bits / 8, latency=LATENCY, cores=CORES / hosts)
+    planned_ddp = ddp(model, hosts).seconds(cluster).step
+    plans = {name: prepare(name, model, cluster, work) for name in asked.recipes}
+    out = list[Cell]()
+    for first in range(0, len(asked.recipes), 3):
+        some = asked.recipes[first : first + 3]
+        rows = {row.recipe: row for row in steps_of(some, hosts, rate, compute, asked)}
+        for name in some:
+            found, row = plans[name].seconds(cluster), rows[name]
+            cell = Cell(
+                hosts, compute, rate, name, found.step, null_seconds(plans[name], cluster, found), row.step_ms / 1e3,
+                row.low_ms / 1e3, row.high_ms / 1e3, planned_ddp, rows["ddp"].step_ms / 1e3,
+            )  # fmt: skip
+            print(
+                f"{hosts} hosts, {compute}, {rate:8s} {name:22s} planned {1e3 * cell.planned:7.0f} ms, measured "
+                f"{row.step_ms:7.0f} ({row.low_ms:.0f} to {row.high_ms:.0f}): {cell.error:+.1%}, of DDP {cell.ratio_error:+.1%}, "
+                f"null {cell.null_error:+.1%}",
+                flush=True,
+            )
+            out.append(cell)
+        print(f"    ddp planned {1e3 * planned_ddp:.0f} ms, measured {rows['ddp'].step_ms:.0f}", flush=True)
+    return out
+
+
+def steps_of(recipes: list[str], hosts: int, rate: str, compute: str, asked: argparse.Namespace) -> list[StepRow]:
+    contenders = {name: name for name in ("ddp", *recipes)}
+    return measure_steps(
+        contenders, rate, hosts, asked.turns, asked.chunk, lambda event: None, asked.workload, compute=compute
+    )
+
+
+def verdicts(cells: list[Cell]) -> None:
+    """Each bar, what was found, and whether it is met."""
+    errors = sorted(abs(cell.error) for cell in cells)
+    if not errors:
+        return
+    ratios = sorted(abs(cell.ratio_error) for cell in cells)
+    noise = statistics.median((cell.high - cell.low) / cell.measured / 2 for cell in cells)
+    ordered, pairs = order(cells)
+    print(f"\n{len(cells)} cells; half of the range of a cell's own steps is {noise:.1%} of a step (median)")
+    bar("median error of a step", statistics.median(errors), 0.06)
+    bar("nine in ten", errors[min(int(0.9 * len(errors)), len(errors) - 1)], 0.12)
+    bar("worst", errors[-1], 0.25)
+    bar("median error of the ratio to DDP", statistics.median(ratios), 0.05)
+    if pairs:
+        print(
+            f"  pairs that differ by over 10 %, in order: {ordered / pairs:.1%} of {pairs} (98 %): {word(ordered / pairs >= 0.98)}"
+        )
+    for rate in dict.fromkeys(cell.rate for cell in cells):
+        ours = statistics.median(abs(c.error) for c in cells if c.rate == rate)
+        null = statistics.median(abs(c.null_error) for c in cells if c.rate == rate)
+        print(f"  {rate}: median error {ours:.1%}, of the null model {null:.1%}: {word(ours < null)}")
+
+
+def bar(what: str, found: float, most: float) -> None:
+    print(f"  {what}: {found:.1%} ({most:.0%}): {word(found <= most)}")
+
+
+def word(met: bool) -> str:
+    return "met" if met else "not met"
+
+
+def order(cells: list[Cell]) -> tuple[int, int]:
+    """Pairs of recipes on one network that differ by over 10 %, and how many of them are planned in their order."""
+    right = pairs = 0
+    for a, b in combinations(cells, 2):
+        if (a.hosts, a.compute, a.rate) != (b.hosts, b.compute, b.rate) or abs(a.measured / b.measured - 1) <= 0.1:
+            continue
+        pairs += 1
+        right += (a.planned < b.planned) == (a.measured < b.measured)
+    return right, pairs
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""`gossamer plan`: what a user reads, the same as JSON, and what is refused before anything is planned."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Say = Callable[..., tuple[int, str, str]]
+GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
+
+
+def test_it_says_what_pays_on_a_slow_link(say: Say) -> None:
+    code, out, err = say(*GPT2, "--rate", "1gbit")
+    assert (code, err) == (0, "")
+    first = out.splitlines()[0]
+    assert first.startswith("powersgd: ")
+    assert "DDP" in first
+    for word in ("What to change first", "passes over memory, not measured", "latency default", "backup: "):
+        assert word in out, word
+    assert "use at least 3 ranks" in out
+
+
+def test_it_says_no_on_a_fast_one(say: Say) -> None:
+    code, out, _ = say(*GPT2, "--rate", "25gbit")
+    assert code == 0
+    assert out.startswith("Leave DDP alone")
+
+
+def test_a_sharded_model_of_seven_billion_is_planned_from_its_shapes(say: Say) -> None:
+    code, out, _ = say(
+        "plan", "llama-7b", "qsgd", "local_sgd(32)", "--shard", "8", "--nodes", "4", "--gpus", "8", "--rate", "25gbit",
+        "--step", "2s",
+    )  # fmt: skip
+    assert code == 0
+    assert "hsdp" in out
+    assert "fsdp" in out
+    assert "sharded over 8" in out
+
+
+def test_json_says_the_same(say: Say) -> None:
+    code, out, _ = say(*GPT2, "qsgd", "backup", "--rate", "1gbit", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["verdict"][0].startswith("qsgd: ")
+    assert [row["recipe"] for row in found["baselines"]] == ["ddp", "ddp-bf16", "ddp, 4 micro-batches", "compute"]
+    row, refused = found["recipes"]
+    assert row["low_s"] <= row["step_s"] <= row["high_s"]
+    assert sum(row["split"].values()) == pytest.approx(row["step_s"], rel=1e-3)
+    assert row["of"]["ddp"] == pytest.approx(row["step_s"] / found["baselines"][0]["step_s"])
+    assert row["source"]["work"] == "passes over memory, not measured"
+    assert "at least 3 ranks" in refused["error"]
+
+
+def test_a_workload_is_measured_on_this_machine(say: Say) -> None:
+    code, out, _ = say("plan", "digits", "qsgd", "--nodes", "4", "--rate", "200mbit")
+    assert code == 0
+    assert "Computing: measured on this machine" in out
+    assert "Work of recipes: measured on this machine" in out
+
+
+def test_every_piece_is_explained_with_the_null_model(say: Say) -> None:
+    code, out, _ = say(*GPT2, "--rate", "1gbit", "--explain", "scatter(qsgd()) + local_sgd(8)")
+    assert code == 0
+    assert "step 8 of 8, on the comm thread" in out
+    assert "pairs, 1 messages" in out
+    assert "null model: " in out
+
+
+def test_shapes_may_come_from_a_file_or_a_function(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text('"w" = [100, 50]\n"b" = [50]\n')
+    asked = ("qsgd", "--nodes", "2", "--rate", "1mbit", "--step", "10ms", "--json")
+    code, out, _ = say("plan", str(shapes), *asked)
+    assert (code, json.loads(out)["model"]["parameters"]) == (0, 5050)
+    (tmp_path / "mine_to_plan.py").write_text(
+        "import torch\ndef make(): return torch.nn.Linear(10, 10)\ndef lazy(): return torch.nn.LazyLinear(3)\n"
+        "def no(): return 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    code, out, _ = say("plan", "mine_to_plan:make", *asked)
+    assert (code, json.loads(out)["model"]["parameters"]) == (0, 110)
+    for name, says in (("lazy", "lazy parameters"), ("no", "returned int"), ("none", "AttributeError")):
+        code, _, err = say("plan", f"mine_to_plan:{name}", *asked)
+        assert code == 2
+        assert says in err
+
+
+def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('format = 1\n[[hosts]]\ncount = 3\nup = "100 Mbit/s"\nlatency = "1 ms"\n')
+    code, out, _ = say("plan", "gpt2", "qsgd", "--cluster", str(path), "--step", "1s", "--json")
+    assert code == 0
+    assert json.loads(out)["cluster"] | {"sources": {}} == {
+        "nodes": 3,
+        "ranks_per_node": 1,
+        "backend": "gloo",
+        "rate": 12.5e6,
+        "latency": 1e-3,
+        "sources": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("gpt2", "--step", "1s"), "give --rate"),
+        (("gpt2", "--rate", "1gbit"), "--step 350ms"),
+        (("gpt2", "--rate", "0gbit", "--step", "1s"), "more than 0"),
+        (("gpt2", "--rate", "fast", "--step", "1s"), "is not a rate"),
+        (("gpt2", "--rate", "1gbit", "--step", "0s"), "--step must be more than 0"),
+        (("gpt2", "--rate", "1gbit", "--step", "soon"), "is not a time"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
+        (("gpt2", "--step", "1s", "--cluster", "none.toml"), "cannot be read"),
+        (("gpt9", "--rate", "1gbit", "--step", "1s"), "gpt2"),
+        (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1"), "one rank alone"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
+        (("none.toml", "--rate", "1gbit", "--step", "1s"), "cannot be read"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--explain", "qsgd(bits=99)"), "bits"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_way_out(words: tuple[str, ...], says: str, say: Say) -> None:
+    code, out, err = say("plan", *words)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
+def test_a_recipe_that_cannot_be_read_is_a_row(say: Say) -> None:
+    code, out, _ = say(*GPT2, "qsgd(bits=99)", "qsgd", "--rate", "1gbit")
+    assert code == 0
+    assert "qsgd(bits=99): " in out
+    assert "bits" in out.split("qsgd(bits=99): ")[1]

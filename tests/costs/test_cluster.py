@@ -1,0 +1,119 @@
+"""Clusters: values that refuse nonsense, and files that say where they are wrong."""
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from gossamer import CostError
+from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.costs.cluster_file import read_cluster, write_cluster
+from gossamer.costs.quantities import Price
+
+GOOD = """format = 1
+name = "office"
+backend = "gloo"
+
+[[hosts]]
+count = 3
+up = "1 Gbit/s"
+latency = "120 us"
+cores = 16
+price = "2.10 USD/h"
+
+[[hosts]]
+count = 1
+up = "40 Mbit/s"
+down = "250 Mbit/s"
+latency = "14 ms"
+speed = 0.5
+memory = "24 GB"
+
+[network]
+payload = 0.956
+efficiency = { ring = 0.96, pairs = 0.88 }
+"""
+
+
+def test_flags_make_a_cluster_and_say_which_figures_are_defaults() -> None:
+    cluster = from_flags(nodes=4, gpus=8, rate=3.125e9, latency=30e-6)
+    assert (cluster.size, cluster.nodes, cluster.ranks_per_node, cluster.has_gpus) == (32, 4, 8, True)
+    assert (cluster.source("rate"), cluster.source("latency"), cluster.source("inside")) == ("flag", "flag", "default")
+
+
+def test_the_slowest_link_counts_and_rates_scale_together(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD)
+    cluster = read_cluster(path)
+    assert (cluster.size, cluster.rate, cluster.latency) == (4, 5e6, 14e-3)
+    assert cluster.hosts[0].price == Price(2.10, "USD")
+    twice = cluster.at_rate(10e6)
+    assert (twice.rate, twice.hosts[0].up, twice.hosts[1].down) == (10e6, 250e6, 62.5e6)
+
+
+def test_an_unlimited_link_can_be_given_a_rate() -> None:
+    assert from_flags(nodes=2).at_rate(1e6).rate == 1e6
+
+
+@pytest.mark.parametrize("cluster", [from_flags(nodes=2, rate=25e6, cores=0.5), from_flags(nodes=4, gpus=8, rate=inf)])
+def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(write_cluster(replace(cluster, efficiency={"ring": 0.9})))
+    read = read_cluster(path)
+    for name in ("size", "rate", "inside", "cores", "backend", "payload", "byte_seconds", "efficiency", "memory_rate"):
+        assert getattr(read, name) == pytest.approx(getattr(cluster, name)) or name in ("backend", "efficiency")
+    assert read.latency == pytest.approx(cluster.latency)
+    assert read.efficiency == {"ring": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("format = 1", "format = 2", r"line 1: format must be 1, not 2"),
+        ("count = 3", "count = 0", r"line 6: count must be at least 1"),
+        ("count = 1\n", "count = -1\n", r"line 13: count must be at least 1"),
+        ("count = 3", "count = 3.5", r"line 6: count must be a whole number"),
+        ("count = 3", "", r"line 5: hosts table 1 needs a count"),
+        ('up = "1 Gbit/s"', 'up = "0 Gbit/s"', r"line 7: up '0 Gbit/s' must be more than 0"),
+        ('up = "1 Gbit/s"', "up = 5", r"line 7: up must be a text with a unit"),
+        ('up = "40 Mbit/s"\n', "", r"line 14: down is given without up"),
+        ('latency = "120 us"', 'latency = "-1 us"', r"line 8: latency '-1 us' is negative"),
+        ("cores = 16", "cores = 0", r"line 9: cores must be more than 0"),
+        ("cores = 16", "kores = 16", r"line 9: kores is not known in a table.*cores"),
+        ("price = ", "prise = ", r"line 10: prise is not known.*price"),
+        ('price = "2.10 USD/h"', 'price = "2.10 USD/GB"', r"line 10: price .*USD/h"),
+        ("speed = 0.5", "speed = -1", r"line 17: speed must be more than 0"),
+        ('memory = "24 GB"', 'memory = "24"', r"line 18: memory .*24 GB"),
+        ("payload = 0.956", "payload = 1.5", r"payload and efficiency must lie between 0 and 1"),
+        ("payload = 0.956", "pay = 1", r"line 21: pay is not known"),
+        ("{ ring = 0.96, pairs = 0.88 }", "{ star = 0.9 }", r"line 22: efficiency must be a table"),
+        ("{ ring = 0.96, pairs = 0.88 }", "0.9", r"line 22: efficiency must be a table"),
+        ('backend = "gloo"', 'backend = "mpi"', r"line 3: backend must be 'gloo' or 'nccl'"),
+        ('name = "office"', 'nane = "office"', r"line 2: nane is not known.*name"),
+        ("[[hosts]]\ncount = 3", "hosts = 3\n[other]\ncount = 3", r"."),
+        ("count = 3", "count = 3000000", r"are too many to plan"),
+        ('memory = "24 GB"', 'egress = "0.02 EUR/GB"', r"two currencies"),
+        ("count = 1\n", "count = 1\nranks = 2\n", r"different numbers of ranks"),
+        ("format = 1", "format = ", r"is not TOML"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_line_and_field(old: str, new: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new, 1))
+    with pytest.raises(CostError, match=says) as refused:
+        read_cluster(path)
+    assert str(path) in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="cannot be read: No such file"):
+        read_cluster(tmp_path / "none.toml")
+
+
+def test_no_hosts_and_impossible_shares_are_refused() -> None:
+    with pytest.raises(CostError, match="at least one group"):
+        Cluster(hosts=())
+    with pytest.raises(CostError, match="between 0 and 1"):
+        Cluster(hosts=(Hosts(count=2),), efficiency={"ring": 0.0})

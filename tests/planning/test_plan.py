@@ -1,0 +1,275 @@
+"""Plans: every preset gives a row or a reason, and the numbers agree with what they must agree with."""
+
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+
+import pytest
+import torch
+
+import gossamer
+from gossamer import CostError
+from gossamer.bench import catalogue
+from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.planning import bytes_per_step
+from gossamer.planning.baselines import compute, ddp
+from gossamer.planning.line_up import LINE_UP, line_up
+from gossamer.planning.measured_model import measure, untrained, with_step
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
+from gossamer.planning.plan import TrainingPlan, plan, prepare
+from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork
+from gossamer.recipes import presets
+
+SHAPES = {"embed": (96, 32), "w1": (32, 64), "b1": (64,), "w2": (64, 32), "head": (32, 96)}
+SMALL = from_shapes(SHAPES, 0.1, name="small", memory_rate=10e9, momenta=1)
+FOUR = from_flags(nodes=4, rate=1e6, latency=1e-4)
+FREE = Cluster(hosts=(Hosts(count=4),), byte_seconds=0.0, program_seconds=0.0)
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_plans_or_says_why_not(name: str) -> None:
+    """And sends the bytes that are counted. Chunks of this small model differ in length by a few per cent."""
+    recipe = catalogue.example(name)
+    found = plan(SMALL, FOUR, [recipe], work=NoWork(), curves=False).recipes[0]
+    if found.seconds is None:
+        assert "its own pace" in found.error or "their own pace" in found.error, found.error
+        assert recipe.schedule.shape.is_async
+        return
+    assert found.seconds.step >= SMALL.computing
+    if not found.estimated:
+        counted = bytes_per_step(recipe, SHAPES, 4, momenta=SMALL.momenta)
+        assert found.seconds.sent == pytest.approx(counted, rel=0.06, abs=64)
+
+
+@pytest.mark.parametrize("name", ["allreduce", "bf16", "qsgd", "powersgd", "local_sgd(8)", "sgp", "diana"])
+def test_bytes_are_those_that_are_counted(name: str) -> None:
+    sent = prepare(name, SMALL, FOUR, NoWork()).seconds(FOUR).sent
+    assert sent == pytest.approx(bytes_per_step(name, SHAPES, 4), rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["allreduce", "qsgd", "topk", "local_sgd(8)", "osgp", "backup", "overlap_local_sgd(8)"]
+)
+def test_a_free_network_and_free_work_leave_computing(name: str) -> None:
+    seconds = prepare(name, replace(SMALL, momenta=1), FREE, NoWork()).seconds(FREE)
+    copies = 8 * SMALL.numel / FREE.memory_rate  # gathering gradients is work of the training loop itself
+    assert SMALL.computing - 1e-9 <= seconds.step <= SMALL.computing + 2 * copies + 5e-5
+
+
+@pytest.mark.parametrize("name", LINE_UP)
+def test_more_rate_and_less_latency_never_make_a_step_longer(name: str) -> None:
+    prepared = prepare(name, SMALL, FOUR, NoWork())
+    steps = [prepared.seconds(FOUR.at_rate(rate)).step for rate in (1e5, 1e6, 1e7, 1e8)]
+    assert all(a >= b - 1e-9 for a, b in pairwise(steps)), steps
+    late = replace(FOUR, hosts=(replace(FOUR.hosts[0], latency=1e-2),))
+    assert prepared.seconds(late).step >= prepared.seconds(FOUR).step - 1e-9
+
+
+def test_an_average_that_nothing_hides_takes_its_formula() -> None:
+    """One bucket, ready at the end of backward: computing, then the ring."""
+    exact = replace(FOUR, payload=1.0, efficiency={"ring": 1.0}, byte_seconds=0.0, program_seconds=0.0)
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    seconds = prepare("allreduce", one, exact, NoWork()).seconds(exact)
+    ring = 6 * 1e-4 + 2 * 3 / 4 * 400_000 / 1e6
+    copies = 8 * 100_000 / exact.memory_rate
+    assert seconds.step == pytest.approx(one.computing + copies + ring, rel=1e-6)
+    assert seconds.network == pytest.approx(ring, rel=1e-6)
+    rounds = prepare("local_sgd(8)", one, exact, NoWork()).seconds(exact)
+    assert rounds.step - one.computing == pytest.approx(ring / 8, rel=0.01)
+
+
+def test_ranks_that_share_a_core_take_turns() -> None:
+    """R ranks on C cores take R / C times as long, and a program's work is added where no core is free."""
+    two = replace(FREE, hosts=(Hosts(count=1, ranks=4, cores=2.0),))
+    assert compute(SMALL).seconds(two).step == pytest.approx(2 * SMALL.computing)
+
+
+def test_transfers_at_once_share_a_card() -> None:
+    """DDP's two rings on gloo take no less than their bytes over the rate."""
+    model = known_model("gpt2", 0.35, memory_rate=1e15)
+    here = from_flags(nodes=2, rate=125e6)
+    step = ddp(model, 2).seconds(replace(here, byte_seconds=0.0)).step
+    assert step > model.bytes / 125e6 / 0.956
+
+
+def test_accumulation_averages_less_often() -> None:
+    one, four = (ddp(SMALL, 4, accumulate=k).seconds(FOUR) for k in (1, 4))
+    assert four.sent == pytest.approx(one.sent / 4)
+    assert four.network < one.network / 2
+
+
+def test_two_levels_send_less_through_a_card() -> None:
+    here = from_flags(nodes=4, gpus=8, rate=1e8)
+    model = known_model("resnet50", 0.2)
+    flat = prepare("bf16", model, here, NoWork()).seconds(here)
+    cut = prepare("bf16 + per_node(8)", model, here, NoWork()).seconds(here)
+    assert flat.card > 4 * cut.card
+    assert flat.card > ddp(model, 32).seconds(here).card  # bf16 by scatter moves more than dense
+    assert line_up(8)[0] == "bf16 + per_node(8)"
+
+
+def test_shards_average_their_part_among_nodes() -> None:
+    found = plan(known_model("gpt2", 0.35), from_flags(nodes=4, gpus=8, rate=1e9), ["qsgd"], shards=8, curves=False)
+    assert [row.name for row in found.baselines] == ["hsdp", "fsdp"]
+    row = found.recipes[0]
+    assert row.seconds is not None
+    assert row.seconds.card == pytest.approx(8 * row.seconds.sent)
+    assert row.of["hsdp"] < 1
+
+
+@pytest.mark.parametrize("size", [64, 1024, 10_000])
+def test_many_ranks_plan_quickly_enough_to_be_in_this_test(size: int) -> None:
+    here = from_flags(nodes=size, gpus=1, rate=1e9)
+    found = plan(known_model("gpt2", 0.35), here, ["allreduce", "qsgd", "local_sgd(8)"], curves=False)
+    assert [row.error for row in found.recipes] == ["", "", ""]
+
+
+# -- work -------------------------------------------------------------------------------------------------------------------
+
+
+def test_measured_work_is_positive_and_grows_with_what_a_gather_decodes() -> None:
+    """A gather decodes a wire of every rank: 64 ranks take longer than 8 by more than twice."""
+    work = MeasuredWork()
+    model = from_shapes({"w": (1000, 512)}, 0.1, name="w", memory_rate=10e9)
+
+    def spent(nodes: int) -> float:
+        here = from_flags(nodes=nodes, rate=inf)
+        prepared = prepare("gather(qsgd())", model, here, work)
+        return sum(p.work + p.inside for step in prepared.steps for a in step if hasattr(a, "pieces") for p in a.pieces)
+
+    eight, many = spent(8), spent(64)
+    assert 0 < 2 * eight < many
+    assert work.seconds > 0
+
+
+def test_what_a_long_bucket_takes_is_scaled_from_its_first_part() -> None:
+    work = MeasuredWork()
+    short, long = (from_shapes({"w": (n,)}, 1.0, name="w", memory_rate=1e10) for n in (4_000_000, 16_000_000))
+    here = from_flags(nodes=2, rate=inf)
+
+    def spent(model: ModelCost) -> float:
+        prepared = prepare("allreduce(bf16())", model, here, work)
+        return sum(p.work + p.inside for s in prepared.steps for a in s if hasattr(a, "pieces") for p in a.pieces)
+
+    assert spent(long) / spent(short) == pytest.approx(4, rel=1e-6)
+
+
+def test_passes_over_memory_cost_nothing_on_an_infinite_memory() -> None:
+    quick, slow = (
+        prepare("topk", SMALL, FOUR, MemoryPasses(rate, launch=0.0)).seconds(FOUR).step for rate in (1e18, 1e6)
+    )
+    assert slow > quick
+
+
+# -- rates ------------------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_are_found_to_two_per_cent() -> None:
+    assert pays_between(lambda rate: 1.0) == []
+    assert pays_between(lambda rate: 0.5) == [Interval(125e3, inf)]
+    (below,) = pays_between(lambda rate: 0.5 if rate < 3e6 else 1.0)
+    assert below.low == 125e3
+    assert below.high == pytest.approx(3e6, rel=0.02)
+    (middle,) = pays_between(lambda rate: 0.9 if 1e6 < rate < 1e9 else 1.0)
+    assert middle == pytest.approx((1e6, 1e9), rel=0.02)
+    assert pays_between(lambda rate: 0.96) == []  # a tie
+
+
+def test_rates_that_keep_machines_busy() -> None:
+    found = busy_at(lambda rate: rate / (rate + 1e6))
+    assert found[0.5] == pytest.approx(1e6, rel=0.02)
+    assert found[0.9] == pytest.approx(9e6, rel=0.02)
+    assert busy_at(lambda rate: 0.4) == {}
+
+
+def test_the_shortest_round_that_reaches_ninety_per_cent_does() -> None:
+    found = plan(SMALL, FOUR, ["local_sgd(8)", "overlap_local_sgd(8)", "qsgd"], work=NoWork(), curves=False)
+    every = {row.name: row.every for row in found.recipes}
+    assert (every["qsgd"], every["overlap_local_sgd(8)"]) == (None, None)
+    best = every["local_sgd(8)"]
+    assert best is not None
+    busy = [
+        prepare(f"local_sgd({n})", SMALL, FOUR, NoWork()).seconds(FOUR).utilisation for n in (best, max(best // 2, 1))
+    ]
+    assert busy[0] >= 0.895
+    assert best == 1 or busy[1] < 0.9
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "copies"), [("allreduce", 0), ("topk", 1), ("ef21", 2), ("local_sgd(8)", 1), ("slowmo(8)", 2)]
+)
+def test_memory_is_that_of_residuals_and_anchors(name: str, copies: int) -> None:
+    model = known_model("resnet50", 0.2)
+    assert plan(model, FOUR, [name], work=NoWork(), curves=False).recipes[0].memory == pytest.approx(
+        copies * model.bytes, rel=0.02, abs=1e5
+    )
+
+
+# -- models -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "numel"),
+    [
+        ("resnet50", 25_557_032),
+        ("bert-base", 109_482_240),
+        ("gpt2", 124_439_808),
+        ("gpt2-xl", 1_557_611_200),
+        ("llama-1b", 1_235_814_400),
+        ("llama-7b", 6_738_415_616),
+    ],
+)
+def test_known_models_have_their_published_number_of_parameters(name: str, numel: int) -> None:
+    assert set(MODELS) >= {name}
+    assert known_model(name, 1.0).numel == numel
+
+
+def test_a_step_is_cut_into_its_parts() -> None:
+    model = known_model("gpt2", 0.35)
+    assert model.computing == pytest.approx(0.35)
+    assert model.backward == pytest.approx(2 * model.forward)
+    assert with_step(model, 0.7).computing == pytest.approx(0.7)
+
+
+def test_gradients_arrive_in_backwards_order_where_they_are_measured() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(6)))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    cost = measure(model, sgd, lambda step: model(torch.ones(64, 256)).sum())
+    shares = [cost.shares[f"{i}.weight"] for i in range(6)]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < shares[-1] < shares[0] <= 1
+    assert (cost.momenta, cost.numel) == (1, 6 * 256 * 257)
+
+
+# -- refused ----------------------------------------------------------------------------------------------------------------
+
+
+def test_nonsense_is_refused_with_the_way_out() -> None:
+    with pytest.raises(CostError, match="one rank alone"):
+        plan(SMALL, from_flags(nodes=1, rate=1e6), ["qsgd"])
+    with pytest.raises(CostError, match="not cut into groups of 3"):
+        plan(SMALL, from_flags(nodes=2, gpus=8, rate=1e6), ["qsgd"], shards=3)
+    with pytest.raises(CostError, match=r"no model called 'gpt3'.*gpt2"):
+        known_model("gpt3", 1.0)
+    with pytest.raises(CostError, match="no parameters"):
+        untrained(torch.nn.ReLU(), 1.0, name="relu", memory_rate=1e9)
+    model = torch.nn.ReLU()
+    with pytest.raises(CostError, match="no parameters"):
+        measure(model, torch.optim.SGD([torch.zeros(1)], lr=1.0), lambda step: model(torch.ones(1)), name="relu")
+
+
+def test_a_recipe_that_does_not_fit_is_a_row_with_its_reason() -> None:
+    found = plan(SMALL, from_flags(nodes=2, rate=1e6), ["backup", "qsgd"], work=NoWork(), curves=False)
+    assert [row.name for row in found.recipes] == ["qsgd", "backup"]
+    assert "use at least 3 ranks" in found.recipes[1].error
+    assert found.possible == [found.recipes[0]]
+
+
+def test_a_plan_is_a_value_of_the_library() -> None:
+    assert isinstance(plan(SMALL, FOUR, ["qsgd"], work=NoWork(), curves=False), TrainingPlan)
+    assert issubclass(CostError, gossamer.GossamerError)

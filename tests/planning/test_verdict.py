@@ -1,0 +1,86 @@
+"""The words of a plan: one rule each, on plans that call for it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gossamer.costs import from_flags
+from gossamer.planning.model_shapes import known_model
+from gossamer.planning.plan import TrainingPlan, plan
+from gossamer.planning.verdict import averages_every_step, sentences
+from gossamer.planning.work import NoWork
+
+
+def planned(rate: float, recipes: Sequence[str], nodes: int = 2, gpus: int = 1, step: float = 0.35) -> TrainingPlan:
+    here = from_flags(nodes=nodes, gpus=gpus, rate=rate)
+    return plan(known_model("gpt2", step), here, recipes, work=NoWork())
+
+
+def test_where_dense_hides_it_says_leave_it_alone() -> None:
+    said = sentences(planned(100e9, ["topk", "local_sgd(32)"]))
+    assert said[0].startswith("Leave DDP alone: its network hides behind computing")
+
+
+def test_where_nothing_gains_enough_on_bf16_it_says_so() -> None:
+    said = sentences(planned(3.125e9, ["topk", "powersgd"]))
+    assert said[0].startswith("Leave DDP alone, or turn on bf16: ")
+    assert "less than this model can see" in said[0]
+
+
+def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
+    said = sentences(planned(125e6, ["qsgd", "bf16"]))
+    assert said[0].startswith("qsgd: ")
+    assert "It pays below " in said[0]
+    assert "times as many steps and still be ahead" in said[0]
+    assert "'gossamer compare' measures it" in said[0]
+
+
+def test_rounds_are_named_with_the_best_that_averages_at_every_step() -> None:
+    said = sentences(planned(12.5e6, ["local_sgd(32)", "qsgd"]))
+    assert said[0].startswith("local_sgd(32): ")
+    assert "Of recipes that average at every step, qsgd is fastest" in said[0]
+
+
+def test_ties_are_ties() -> None:
+    said = sentences(planned(125e6, ["local_sgd(32)", "slowmo(32)"]))
+    assert any(line.startswith("Within 5% of the fastest: ") and "slowmo(32)" in line for line in said)
+
+
+def test_it_says_what_to_change_first() -> None:
+    said = sentences(planned(125e6, ["qsgd"]))
+    (line,) = [line for line in said if line.startswith("What to change first")]
+    assert "the recipe, to qsgd" in line
+    assert "a link twice as fast" in line
+    assert "two micro-batches a step" in line
+
+
+def test_flat_recipes_on_shared_cards_are_warned_of() -> None:
+    said = sentences(planned(125e6, ["bf16", "bf16 + per_node(8)"], nodes=4, gpus=8))
+    (line,) = [line for line in said if line.startswith("Use two levels")]
+    assert "add '+ per_node(8)'" in line
+    assert "all 8 ranks of a node share a card, and bf16 put" in line
+
+
+def test_where_latency_is_the_step_it_says_meet_less_often() -> None:
+    here = from_flags(nodes=64, gpus=1, rate=125e6, latency=5e-3)
+    found = plan(known_model("resnet50", 0.02), here, ["powersgd"], work=NoWork())
+    assert any(line.startswith("Meet less often: latency is ") for line in sentences(found))
+
+
+def test_it_says_that_sharded_models_cannot_be_attached_yet() -> None:
+    here = from_flags(nodes=4, gpus=8, rate=1e9)
+    found = plan(known_model("gpt2", 0.35), here, ["qsgd"], shards=8, work=NoWork())
+    assert sentences(found)[0].startswith("qsgd: ")
+    assert "HSDP" in sentences(found)[0]
+    assert "cannot be attached yet" in sentences(found)[-1]
+
+
+def test_where_no_recipe_runs_it_says_so() -> None:
+    assert sentences(planned(1e6, ["backup"]))[0].startswith("No recipe can be planned here")
+
+
+@pytest.mark.parametrize(
+    ("name", "does"), [("qsgd", True), ("backup", True), ("local_sgd(8)", False), ("sgp", False), ("slowmo(8)", False)]
+)
+def test_which_recipes_average_at_every_step(name: str, does: bool) -> None:
+    assert averages_every_step(name) is does
