@@ -26,7 +26,7 @@ OFFSETS = 2**20  # places where a gradient's values may begin
 FORWARD = 1 / 3  # of computing, where nothing was counted
 
 
-class Arrival(NamedTuple):
+class GradientArrival(NamedTuple):
     """When backward has a parameter's gradient, as a share of backward, and the gradient's root mean square."""
 
     name: str
@@ -38,7 +38,7 @@ class BackwardOrder(NamedTuple):
     """How a pass is divided: the forward's share of computing, and the gradients in the order in which they come."""
 
     forward: float
-    arrivals: list[Arrival]
+    arrivals: list[GradientArrival]
 
 
 def measure_order(workload: Workload) -> BackwardOrder:
@@ -64,7 +64,7 @@ def measure_order(workload: Workload) -> BackwardOrder:
         loss.backward()
         total = int(counter.get_total_flops())
     shares = _shares([p.numel() for _, p, _ in counted], [flops - before for _, _, flops in counted])
-    arrivals = [Arrival(n, s, _rms(p)) for (n, p, _), s in zip(counted, shares, strict=True)]
+    arrivals = [GradientArrival(n, s, _rms(p)) for (n, p, _), s in zip(counted, shares, strict=True)]
     return BackwardOrder(before / total if before else FORWARD, arrivals)
 
 
@@ -98,18 +98,23 @@ class HeavyTails:
         return (stretch * rms).to(device=like.device, dtype=like.dtype)
 
 
+Gradient = Callable[
+    [Tensor, float], Tensor
+]  # for a parameter, at a scale of the loss: a part of a batch, or a GradScaler's
+
+
 @final
 class _HandOut(torch.autograd.Function):
     """A link of the chain: backward hands out one parameter's gradient, then goes on to the parameter before it."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, parameter: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, token: Tensor, parameter: Tensor, make: "Gradient") -> Tensor:
         ctx.make, ctx.parameter = make, parameter.detach()
         return token.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], ctx.make(ctx.parameter), None
+        return grads[0], ctx.make(ctx.parameter, float(grads[0])), None
 
 
 @final
@@ -132,11 +137,11 @@ class EmulatedForward:
         forward = seconds * self.order.forward
         begin = self.workload.first_value(step, rank)
 
-        def make(index: int, arrival: Arrival) -> Callable[[Tensor], Tensor]:
+        def make(index: int, arrival: GradientArrival) -> Gradient:
             due = began + forward + (seconds - forward) * arrival.share
 
-            def gradient(parameter: Tensor) -> Tensor:
-                made = self.workload.values.gradient(parameter, arrival.rms, begin + index * 7919)
+            def gradient(parameter: Tensor, scale: float) -> Tensor:
+                made = self.workload.values.gradient(parameter, arrival.rms * scale, begin + index * 7919)
                 sleep_until(due)
                 return made
 
