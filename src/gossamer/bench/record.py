@@ -79,6 +79,9 @@ class Run:
     # While it trained: seconds of a processor that a rank used per step, and cores of its machine that anybody kept busy.
     processor: float | None = None
     busy_cores: float | None = None
+    # Of emulated computing: the part of `processor` while it lasted, and by how many seconds a step it ended late.
+    beside: float | None = None
+    late: float | None = None
 
     @property
     def alone(self) -> bool:

@@ -24,6 +24,9 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    def process_time(self) -> float:
+        return self.now / 10
+
     def sleep(self, seconds: float) -> None:
         assert seconds > 0
         self.now, self.naps = self.now + seconds, self.naps + 1
@@ -83,6 +86,14 @@ def test_a_pass_takes_the_told_time_and_each_gradient_its_share(clock: Clock, lm
         assert times[arrival.name] - began == pytest.approx(forward + (SECONDS - forward) * arrival.share)
     assert list(times.values()) == sorted(times.values())
     assert len(set(times.values())) > 10  # and not all at the end
+
+
+def test_what_was_used_while_passes_waited_is_summed_up(clock: Clock, lm: EmulatedWorkload) -> None:
+    model, before = lm.model(), (lm.waits.used, lm.waits.late)
+    for step in range(2):
+        lm.loss(model, lm.batch(step, 0, 1)).backward()
+    assert lm.waits.used - before[0] == pytest.approx(2 * SECONDS / 10)  # a tenth of the time, by this clock
+    assert lm.waits.late == pytest.approx(before[1])
 
 
 def test_what_is_late_does_not_make_the_rest_late(clock: Clock, lm: EmulatedWorkload) -> None:

@@ -2,14 +2,18 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 from gossamer.bench.record import Run
+from gossamer.bench.workloads import Workload
 from gossamer.bench.workloads.computing import ComputeTime
+from gossamer.bench.workloads.emulated import EmulatedWorkload
 
 MOST = 0.5  # of the cores for as long as computing lasts; above it, ranks wait for cores and not for the network
+MACHINE = "machine"
 
 
 class LoadMeter:
@@ -18,31 +22,33 @@ class LoadMeter:
     The first slice compiles kernels and lets DDP regroup its buckets, so it counts only as long as there is no other.
     """
 
-    def __init__(self) -> None:
-        self.slices = 0
-        self.totals = dict.fromkeys(("steps", "seconds", "rank", "machine"), 0.0)
-        self.before = dict[str, float]()
+    def __init__(self, workload: Workload) -> None:
+        self.waits = workload.waits if isinstance(workload, EmulatedWorkload) else None
+        self.slices, self.steps, self.seconds = 0, 0, 0.0
+        self.totals = dict[str, float]()
+        self.before = dict[str, float](), 0.0
 
-    def begin(self, step: int) -> None:
-        self.before = self._now(step)
+    def begin(self) -> None:
+        self.before = self._now(), time.perf_counter()
 
-    def end(self, step: int) -> None:
+    def end(self, steps: int) -> None:
+        """The slice had so many steps."""
+        (before, began), now = self.before, self._now()
         self.slices += 1
-        now = self._now(step)
-        for what, total in self.totals.items():
-            self.totals[what] = (total if self.slices != 2 else 0.0) + now[what] - self.before[what]
+        if self.slices <= 2:
+            self.steps, self.seconds, self.totals = 0, 0.0, dict.fromkeys(now, 0.0)
+        self.steps, self.seconds = self.steps + steps, self.seconds + time.perf_counter() - began
+        self.totals = {what: total + now[what] - before[what] for what, total in self.totals.items()}
 
     def means(self) -> dict[str, float]:
-        """Seconds of a processor per step of this rank, and busy cores of its machine; without what is not known."""
-        totals, found = self.totals, dict[str, float]()
-        if totals["steps"]:
-            found["processor"] = totals["rank"] / totals["steps"]
-        if totals["machine"] and totals["seconds"]:
-            found["busy_cores"] = totals["machine"] / totals["seconds"]
-        return found
+        """Seconds per step, and how many cores of the machine were busy; without what is not known."""
+        found = {what: total / self.steps for what, total in self.totals.items() if self.steps and what != MACHINE}
+        busy = self.totals.get(MACHINE)
+        return {**found, "busy_cores": busy / self.seconds} if busy and self.seconds else found
 
-    def _now(self, step: int) -> dict[str, float]:
-        return {"steps": step, "seconds": time.perf_counter(), "rank": time.process_time(), "machine": _machine()}
+    def _now(self) -> dict[str, float]:
+        now = {"processor": time.process_time(), MACHINE: _machine()}
+        return now if self.waits is None else {**now, "beside": self.waits.used, "late": self.waits.late}
 
 
 def _machine() -> float:
@@ -61,27 +67,44 @@ def cores() -> int:
 def describe(runs: Sequence[Run], ranks: int, compute: str) -> str:
     """What the ranks of an emulation used of the processor, and a warning where that is too much.
 
-    >>> describe([Run("ddp", "ddp")], 4, "300ms")
-    'computing was emulated (300ms), so losses mean nothing'
+    >>> describe([Run("ddp", "ddp", processor=0.045, beside=0.03, late=0.0004)], 4, "300ms").partition("; ")[2]
+    'a rank used 45 ms of a processor a step, 30 ms of it while computing lasted, which ended 0.4 ms late'
     """
     told = f"computing was emulated ({compute}), so losses mean nothing"
-    used = {run.name: 1000 * run.processor for run in runs if run.processor is not None}
-    if not used:
+    beside = {run.name: run.beside for run in runs if run.beside is not None}
+    if not beside:
         return told
-    highest = max(used, key=lambda name: used[name])
-    lasts = 1000 * ComputeTime.of(compute).mean
-    share = ranks * used[highest] / (cores() * lasts)
+    used, late = (
+        [v for v in values if v is not None] for values in ([r.processor for r in runs], [r.late for r in runs])
+    )
     told += (
-        f"; a rank used {min(used.values()):.0f} to {used[highest]:.0f} ms of a processor a step, most under {highest}: "
-        f"{share:.0%} of {cores()} cores for as long as computing lasts, with {ranks} ranks"
+        f"; a rank used {_span(used, 0)} ms of a processor a step, {_span([*beside.values()], 0)} ms of it while computing "
+        f"lasted, which ended {_span(late, 1)} ms late"
     )
     busy = [run.busy_cores for run in runs if run.busy_cores is not None]
     if busy:
-        told += f"; {min(busy):.1f} to {max(busy):.1f} cores were busy, other programs included"
-    if share > MOST:
-        needed = round(lasts * share / MOST, -1) + 10
-        told += (
-            f". That is more than {MOST:.0%}: ranks wait for cores, and steps say little about an accelerator. "
-            f"Give --compute {needed:.0f}ms or more, or fewer hosts"
-        )
-    return told
+        told += f"; {_span([each / 1000 for each in busy], 1)} of {cores()} cores were busy, other programs included"
+    return told + _warning(beside, ranks, ComputeTime.of(compute).mean)
+
+
+def _warning(beside: Mapping[str, float], ranks: int, lasts: float) -> str:
+    """Say whose comm threads want too much of the cores for as long as computing lasts; nothing if none does."""
+    most = max(beside, key=lambda name: beside[name])
+    share = ranks * beside[most] / (cores() * lasts)
+    if share <= MOST:
+        return ""
+    longer = 10 * ceil(100 * lasts * share / MOST)
+    return (
+        f". Under {most}, {ranks} ranks used {share:.0%} of {cores()} cores while computing lasted, and more than "
+        f"{MOST:.0%} means that they wait for cores: give --compute {longer}ms or more, or fewer hosts"
+    )
+
+
+def _span(seconds: Sequence[float], digits: int) -> str:
+    """Milliseconds, from the least to the most.
+
+    >>> _span([0.018, 0.045], 0), _span([0.018, 0.0184], 0)
+    ('18 to 45', '18')
+    """
+    texts = [f"{1000 * each:.{digits}f}" for each in (min(seconds), max(seconds))]
+    return " to ".join(dict.fromkeys(texts))

@@ -117,6 +117,17 @@ class _HandOut(torch.autograd.Function):
         return grads[0], ctx.make(ctx.parameter, float(grads[0])), None
 
 
+@dataclass
+class Waits:
+    """What went on while passes waited, in sum: of the processor, by all threads of this process; and how late they ended."""
+
+    used: float = 0.0
+    late: float = 0.0
+
+    def add(self, used: float, late: float) -> None:
+        self.used, self.late = self.used + used, self.late + late
+
+
 @final
 class EmulatedForward:
     """In place of a model's forward: waits, and returns a loss that is not a number, with the real backward's order.
@@ -131,7 +142,7 @@ class EmulatedForward:
         self.chain = [(parameters[a.name], a) for a in reversed(self.order.arrivals)]  # as forward uses them
 
     def __call__(self, place: Tensor) -> Tensor:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         step, rank = map(int, place.flatten())
         seconds = self.workload.compute.at(rank, step, self.workload.seed)
         forward = seconds * self.order.forward
@@ -143,6 +154,8 @@ class EmulatedForward:
             def gradient(parameter: Tensor, scale: float) -> Tensor:
                 made = self.workload.values.gradient(parameter, arrival.rms * scale, begin + index * 7919)
                 sleep_until(due)
+                if index == 0:
+                    self.workload.waits.add(time.process_time() - used, time.perf_counter() - due)
                 return made
 
             return gradient
@@ -195,6 +208,10 @@ class EmulatedWorkload(Workload):
     @cached_property
     def order(self) -> BackwardOrder:
         return measure_order(self.real)
+
+    @cached_property
+    def waits(self) -> Waits:
+        return Waits()
 
     @cached_property
     def values(self) -> HeavyTails:
