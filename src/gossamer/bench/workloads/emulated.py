@@ -98,9 +98,8 @@ class HeavyTails:
         return (stretch * rms).to(device=like.device, dtype=like.dtype)
 
 
-Gradient = Callable[
-    [Tensor, float], Tensor
-]  # for a parameter, at a scale of the loss: a part of a batch, or a GradScaler's
+# Makes a parameter's gradient, at the scale of its loss: that of a part of a batch, or a GradScaler's.
+Gradient = Callable[[Tensor, float], Tensor]
 
 
 @final
@@ -108,7 +107,7 @@ class _HandOut(torch.autograd.Function):
     """A link of the chain: backward hands out one parameter's gradient, then goes on to the parameter before it."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, parameter: Tensor, make: "Gradient") -> Tensor:
+    def forward(ctx: Any, token: Tensor, parameter: Tensor, make: Gradient) -> Tensor:
         ctx.make, ctx.parameter = make, parameter.detach()
         return token.clone()
 
