@@ -177,7 +177,7 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 
 HOUSE = House(ROOT)
 LIBRARY_LINES = 37_200  # the goal is 30,000: what is above it is to be cut
-TOOL_LINES = 14_600  # the goal is 10,000
+TOOL_LINES = 15_140  # the goal is 10,000; 570 of them are the emulated accelerator, with its options and its load
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes

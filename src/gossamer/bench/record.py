@@ -76,6 +76,12 @@ class Run:
     nic_bytes: int | None = None  # the interface's counter over the same time; None outside a lab, too
     inside_bytes: int | None = None  # what the ranks of one host told each other past its link; 0 where it has one rank
     lr: float = 1.0  # in multiples of the workload's own learning rate
+    # While it trained: seconds of a processor that a rank used per step, and cores of its machine that anybody kept busy.
+    processor: float | None = None
+    busy_cores: float | None = None
+    # Of emulated computing: the part of `processor` while it lasted, and by how many seconds a step it ended late.
+    beside: float | None = None
+    late: float | None = None
 
     @property
     def alone(self) -> bool:
@@ -134,6 +140,8 @@ class Record:
     per_host: int = 1  # ranks on each host
     script: str = ""  # whose own training this was; else a workload's
     together: int = 1  # records that were put on one page
+    compute: str = ""  # how long an emulated accelerator computed; losses mean nothing then
+    timing: bool = False  # steps were compared, not quality
 
     def run(self, name: str) -> Run | None:
         return named(self.runs, name)
@@ -156,6 +164,8 @@ class Record:
 
     def target(self, runs: Sequence[Run] | None = None) -> float | None:
         """The held-out quality that the baseline ended with. None if it learned nothing: then all would start beyond it."""
+        if self.timing:
+            return None
         base = named(self.runs if runs is None else runs, self.baseline)
         judged = [e for e in base.evaluations if math.isfinite(e.quality)] if base else []
         if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:

@@ -17,7 +17,7 @@ import pytest
 from tests.bench.cli.conftest import Shell
 from tests.marked import SLACK, wait_for
 
-from gossamer.bench.cli.compare import summary
+from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan, launch
 from gossamer.bench.compare.launch import UNFINISHED
 from gossamer.bench.record import Record
@@ -354,6 +354,38 @@ def test_bench_steps_measures_yardsticks_and_recipes_and_draws_a_plot(shell: She
     plot = (shell.folder / "b" / "steps-300mbit.svg").read_text()
     assert plot.startswith("<svg")
     assert all(f">{name}</text>" in plot for name in rows)
+
+
+def test_steps_are_compared_on_an_emulated_accelerator(shell: Shell) -> None:
+    words = (
+        "compare",
+        "ddp",
+        "bf16",
+        "--workload",
+        "ridge",
+        "--hosts",
+        "2",
+        "--steps",
+        "6",
+        "--chunk",
+        "3",
+        "--out",
+        "e",
+    )
+    code, out, err = shell.run(*words, "--timing", "--compute", "20ms")
+    assert code == 0, err
+    assert "had the shortest mean step" in out
+    assert "exposed wait" in out
+    for told in (out, err):
+        assert "computing was emulated (20ms), so losses mean nothing; a rank used" in " ".join(told.split())
+    record = Record.read(shell.folder / "e" / "record.json")
+    assert (record.compute, record.timing, record.target()) == ("20ms", True, None)
+    for run in record.runs:
+        assert run.done == 6
+        assert (run.steps[-1].seconds - run.steps[0].seconds) / 5 >= 0.02  # it may be late, and is never early
+    page = (shell.folder / "e" / "report.html").read_text()
+    assert "losses mean nothing" in page
+    assert "Training loss over time" not in page
 
 
 @pytest.mark.lab

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from gossamer.bench.cli.console import console
+from gossamer.bench.cli.emulation import Compute, check_compute
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports, brought
 from gossamer.bench.cli.output import Force
@@ -25,6 +26,8 @@ RECIPES = [
     *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
     *("local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)", "sgp", "osgp", "backup"),
 ]
+
+HIDDEN = 1.05  # of computing alone: the noise of a step
 
 AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
 ROWS = files.FileKind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
@@ -66,6 +69,7 @@ def steps(
     chunk: Annotated[int, typer.Option(min=1, help="Steps per turn.")] = 4,
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
+    compute: Compute = None,
     imports: Imports = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -83,6 +87,7 @@ def steps(
 
     for text in recipes or []:
         check(text)
+    emulate = check_compute(compute)
     wanted = _rates(rates, hosts)
     if out is not None:
         _prepare(out, wanted, force)
@@ -91,7 +96,8 @@ def steps(
     rows: list[StepRow] = []
     for rate in wanted:
         print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, workload, per_host, brought())
+        more = (workload, per_host, brought(), emulate)
+        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, *more)
         if out is not None:  # results are written after each rate
             _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
@@ -163,15 +169,24 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
 def as_markdown(rows: "list[StepRow]") -> str:
     """Format the rows as one Markdown table."""
     heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
-    several = any(r.per_host > 1 for r in rows)
+    several, emulated = any(r.per_host > 1 for r in rows), any(r.compute for r in rows)
     heads += ["MB inside"] if several else []
+    heads[7:8] = ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
         time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
-        cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb, r.loss]
+        cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
+        cells += [r.exposed_ms, _hides(r), r.processor_ms] if emulated else [r.loss]
         cells += [r.inside_mb] if several else []
         lines.append("| " + " | ".join("" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _hides(row: "StepRow") -> str | None:
+    """True to its name: what a recipe does beside computing is hidden if a step is hardly longer than computing alone."""
+    if row.ratio_to_compute is None or row.recipe == "compute":
+        return None
+    return "yes" if row.ratio_to_compute <= HIDDEN else "no"
 
 
 def _cell(text: str) -> str:

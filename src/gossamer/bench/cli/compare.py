@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from gossamer.bench.cli import progress, script
 from gossamer.bench.cli.console import console, is_lively
+from gossamer.bench.cli.emulation import Compute, Timing, check_compute, compare_steps
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, bring, brought
 from gossamer.bench.cli.output import RECORD, Force, run_folder
+from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan, join, launch
 from gossamer.bench.compare.checkpoints import saved_steps
 from gossamer.bench.compare.learning_rates import rates_of
@@ -29,9 +29,6 @@ from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.record import Record
-from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, size
-from gossamer.bench.report.headline import headline
-from gossamer.bench.report.study import TOLERANCE, RunRow, Study, study_of
 from gossamer.bench.workloads import get
 
 Hosts = Annotated[
@@ -82,6 +79,7 @@ def train(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    compute: Compute = None,
     lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -94,7 +92,7 @@ def train(
     chunk = min(10, steps, checkpoint_every)
     plan = ComparePlan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
     plan.deadline, plan.checkpoint_every, plan.resume = deadline, checkpoint_every, resume
-    plan.per_host, plan.imports, plan.slow = per_host, brought(), slow or []
+    plan.per_host, plan.imports, plan.slow, plan.compute = per_host, brought(), slow or [], check_compute(compute)
     plan.lr = rates_of(lr or [], plan.contenders)
     if resume:
         _check_resumable(out)
@@ -140,6 +138,8 @@ def compare(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
+    timing: Timing = False,
+    compute: Compute = None,
     lr: Lr = None,
     force: Force = False,
     quiet: Quiet = False,
@@ -165,6 +165,7 @@ def compare(
     plan = ComparePlan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
     plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
+    compare_steps(plan, timing, compute)
     _check_place(plan, hosts, rate)
     _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
 
@@ -310,89 +311,6 @@ def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
             f"the report could not be written to {folder}: {error.strerror or error}; the earlier files are unchanged"
         )
     return ""
-
-
-def summary(record: Record) -> None:
-    """Print the outcome: a sentence, and a table with the fastest run to the baseline's quality first."""
-    out, study = console(), study_of(record)
-    where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{_seeds(record)}")
-    out.print(headline(study).title, markup=False, style="bold")
-    if study.target is not None and len(record.runs) > 1:
-        told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
-        out.print(told, markup=False, style="dim")
-    out.print(_table(study))
-    if study.common is not None:
-        times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
-        out.print(
-            f"to {study.common:.4f}, the last quality that all reached: {', '.join(times)}", markup=False, style="dim"
-        )
-    if any(row.run.lr != 1 for row in study.rows):
-        told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
-        out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)
-    for row in study.rows:
-        if row.cut:
-            out.print(f"{row.run.name}: {row.run.error}", markup=False)
-    for row in study.rows:
-        if row.spoilt:
-            out.print(f"{row.run.name}: {row.spoilt}", markup=False)
-        if row.stale:
-            out.print(f"{row.run.name}: {row.stale}", markup=False)
-    if any(row.nic_off for row in study.rows):
-        out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
-    if record.note:
-        out.print(record.note, style="dim", markup=False)
-
-
-def _seeds(record: Record) -> str:
-    """Text of the seeds; empty for a script, which has its own."""
-    return "" if record.script else f", {seeds_of(record.trials)}"
-
-
-def _ranks_text(record: Record) -> str:
-    """
-    >>> _ranks_text(Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0))
-    '4 ranks'
-    """
-    if record.per_host > 1:
-        return f"{record.hosts * record.per_host} ranks on {ranks_on(record.hosts)}"
-    return f"{record.hosts} rank{'s' * (record.hosts > 1)}"
-
-
-def _table(study: Study) -> Table:
-    several = len(study.rows) > 1
-    base = study.record.baseline if len(study.record.baseline) < 12 else "baseline"
-    heads = ["recipe", "steps", "mean step", "sent/step", "NIC/wire", "last"]
-    if several:
-        heads[1:1] = ["time", f"vs {base}"]
-    table = Table(box=None, pad_edge=False)
-    for i, head in enumerate(heads):
-        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    for row in study.rows:
-        table.add_row(*map(escape, _cells(row, several)))
-    return table
-
-
-def _cells(row: RunRow, several: bool) -> list[str]:
-    """Cells of one row; unknown values are empty."""
-    time = seconds(row.reached) if row.reached is not None else row.outcome
-    compared = [time, _ratio(row)] if several else []
-    steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
-    numbers = [
-        str(steps or ""),
-        "" if row.step is None else seconds(row.step),
-        "" if row.wire_step is None else size(row.wire_step),
-        "" if row.nic_ratio is None else f"{row.nic_ratio:.3f}" + ("!" if row.nic_off else ""),
-        "" if row.final is None else f"{row.final:.4f}",
-    ]
-    return [row.run.name, *compared, *numbers]
-
-
-def _ratio(row: RunRow) -> str:
-    if not row.time_ratio:
-        return ""
-    bounds = " [{:.2f}, {:.2f}]".format(*row.time_bounds) if row.time_bounds else ""
-    return f"{row.time_ratio:.2f}{bounds}{' tied' * row.tied}"
 
 
 def _folder(out: Path | None, kind: str, force: bool) -> Path:

@@ -31,6 +31,8 @@ THEIRS = {
     "seeds": "the script draws its own numbers; run the command again instead",
     "lr": "the script has its own learning rate",
     "slow": "no sleep can be added to a script's steps",
+    "compute": "the script computes by itself",
+    "timing": "a script's steps are timed anyway",
 }
 
 

@@ -16,6 +16,7 @@ import gossamer
 from gossamer.bench.compare import rank
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.checkpoints import tidy
+from gossamer.bench.compare.load import describe
 from gossamer.bench.compare.local import run_here
 from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.plan import ComparePlan
@@ -56,7 +57,7 @@ def launch(
         return _here(hosts, ranks, builder, plan)
 
     try:
-        return builder.follow(work)
+        return _with_load(builder, builder.follow(work), hosts * plan.per_host)
     finally:
         if plan.checkpoint:
             tidy(Path(plan.checkpoint))
@@ -70,7 +71,19 @@ def join(plan: ComparePlan, command: str, on_event: OnEvent, path: Path | None =
     builder = RecordBuilder(_record(plan, hosts, None, command), on_event, path)
     if in_lab():
         builder.record.note = "inside of a lab, whose rates are not known here"
-    return builder.follow(lambda: rank.take_part(plan, builder.take))
+    ended = builder.follow(lambda: rank.take_part(plan, builder.take))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return _with_load(builder, ended, int(os.environ["WORLD_SIZE"]) if in_lab() else here)
+
+
+def _with_load(builder: RecordBuilder, ended: tuple[Record, int], ranks: int) -> tuple[Record, int]:
+    """Say of an emulated run how busy its ranks, so many on this machine, kept the processor."""
+    record, code = ended
+    if record.compute and record.has_begun:
+        told = describe(record.runs, ranks, record.compute)
+        record.note = "; ".join(filter(None, [record.note, told]))
+        builder.say(told)
+    return record, code
 
 
 def _in_lab(hosts: int, rate: str, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
@@ -110,6 +123,8 @@ def _record(plan: ComparePlan, hosts: int, rate: str | None, command: str) -> Re
         machine=machine(),
         baseline=plan.baseline or next(iter(plan.contenders)),
         imports=plan.imports,
+        compute=plan.compute,
+        timing=plan.timing or bool(plan.compute),
         runs=[
             Run(name, recipe, "interrupted", UNFINISHED, about(recipe), recipe in BASELINES, lr=plan.lr.get(name, 1.0))
             for name, recipe in plan.contenders.items()

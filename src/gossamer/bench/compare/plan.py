@@ -33,6 +33,8 @@ class ComparePlan:
         default_factory=list[str]
     )  # slow ranks: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
     lr: dict[str, float] = field(default_factory=dict[str, float])  # multiples of the workload's learning rate, by run
+    compute: str = ""  # how long an emulated accelerator computes, such as "150ms"; empty: the workload computes itself
+    timing: bool = False  # compare steps, not quality: every run has as many steps, and none is a target
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

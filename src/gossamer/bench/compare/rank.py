@@ -20,6 +20,7 @@ from gossamer.bench.compare.plan import MARK, ComparePlan
 from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.lab import in_lab, name_rank
 from gossamer.bench.record import Step
+from gossamer.bench.workloads.emulated import emulated
 from gossamer.core import plugins
 from gossamer.core.errors import GossamerError
 from gossamer.core.process_exit import exit_in_order
@@ -86,7 +87,7 @@ class RankLoop:
 
     def run(self) -> int:
         plan = self.plan
-        workload = workloads.get(plan.workload, seed=plan.seed, **plan.options)
+        workload = emulated(workloads.get(plan.workload, seed=plan.seed, **plan.options), plan.compute)
         told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
         self.control.same("the ranks were started with different commands", told)
         self.control.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
@@ -241,7 +242,8 @@ class RankLoop:
         facts = {"wire_bytes": "sent", "inside_bytes": "inside", "logical_bytes": "handed"}
         nic = self.control.means({"nic": run.clock.nic} if in_lab() else {})  # all ranks of a host read one counter
         totals = {fact: links.get(name) for fact, name in facts.items()}
-        self._tell("end", run=run.name, nic_bytes=int(nic["nic"]) if nic else None, **totals)
+        load = self.control.means(run.load.means())
+        self._tell("end", run=run.name, nic_bytes=int(nic["nic"]) if nic else None, **totals, **load)
 
     def _tell_if_within_a_round(self, run: RankRun) -> None:
         last = run.steps_done

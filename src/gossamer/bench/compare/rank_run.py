@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.compare.baselines import BASELINES, DECENT, KINDS, Baseline, has_decent
+from gossamer.bench.compare.load import LoadMeter
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.stragglers import sleep
 from gossamer.bench.lab import in_lab, own_counters
@@ -50,7 +51,7 @@ class RankRun:
         self.optimizer = workload.optimizer(self.model)
         for settings in self.optimizer.param_groups:
             settings["lr"] = settings["lr"] * plan.lr.get(name, 1.0)
-        self.clock, self.done, self.drawn = Clock(), 0, 0
+        self.clock, self.load, self.done, self.drawn = Clock(), LoadMeter(workload), 0, 0
         self.comm: Communicator | None = None
         self.baseline: Baseline | None = None
         if kind in KINDS:
@@ -115,7 +116,8 @@ class RankRun:
         """
         nic = _nic()  # before any rank that shares the card goes on
         dist.barrier(self.group)
-        before, began = self.clock.seconds, perf_counter()
+        self.load.begin()
+        done, before, began = self.done, self.clock.seconds, perf_counter()
         try:
             while self.steps_done < limit and (self.steps_done < target or not self.ends_round(self.steps_done)):
                 told(self._step(before, began))
@@ -126,6 +128,7 @@ class RankRun:
         dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
         self.clock.nic += _nic() - nic
+        self.load.end(self.done - done)
 
     def _quiesce(self) -> None:
         if self.baseline is not None:

@@ -140,3 +140,5 @@ def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
         run.status, run.error = "ok", ""
         run.wire_bytes, run.inside_bytes = facts["wire_bytes"], facts["inside_bytes"]
         run.logical_bytes, run.nic_bytes = facts["logical_bytes"], facts["nic_bytes"]
+        run.processor, run.busy_cores = facts.get("processor"), facts.get("busy_cores")
+        run.beside, run.late = facts.get("beside"), facts.get("late")

@@ -37,6 +37,9 @@ class StepRow:
     error: str = ""
     per_host: int = 1
     inside_mb: float | None = None  # sent between ranks of one host, not over its link
+    compute: str = ""  # how long an emulated accelerator computed
+    exposed_ms: float | None = None  # what a step takes beyond computing alone, so what nothing hid
+    processor_ms: float | None = None  # of a rank, all its threads together
 
 
 def measure_steps(
@@ -49,13 +52,14 @@ def measure_steps(
     workload: str = "lm",
     per_host: int = 1,
     imports: Sequence[str] = (),
+    compute: str = "",
 ) -> list[StepRow]:
     """Train all runs in slices of `chunk` steps, and return the cost of their steps."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
     plan = ComparePlan(
         contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host
     )
-    plan.imports = [*imports]
+    plan.imports, plan.compute = [*imports], compute
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
@@ -105,10 +109,13 @@ def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Re
         ratio_to_compute=ratio("compute"),
         sent_mb=_megabytes(run.wire_bytes, steps),
         nic_mb=_megabytes(run.nic_bytes, steps),
-        loss=round(run.evaluations[-1].quality, 4) if run.evaluations else None,
+        loss=round(run.evaluations[-1].quality, 4) if run.evaluations and not record.compute else None,
         error=run.error,
         per_host=record.per_host,
         inside_mb=_megabytes(run.inside_bytes, steps),
+        compute=record.compute,
+        exposed_ms=round(median - medians["compute"], 1) if median and "compute" in medians else None,
+        processor_ms=None if run.processor is None else round(1000 * run.processor, 1),
     )
 
 

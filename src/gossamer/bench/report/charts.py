@@ -84,8 +84,9 @@ def charts(study: Study) -> list[Chart]:
     >>> charts(study_of(Record("", "", "lm", "", "loss", True, 1, 4, "200mbit", 0)))
     []
     """
-    drawn: list[Chart] = [_quality_time(study), _quality_bytes(study), _loss_time(study), _step_time(study)]
-    drawn.append(_residuals(study))
+    drawn: list[Chart] = [_step_time(study), _residuals(study)]
+    if not study.record.compute:  # of an emulation, no loss means anything
+        drawn[:0] = [_quality_time(study), _quality_bytes(study), _loss_time(study)]
     return [c for c in drawn if (c.series if isinstance(c, LineChart) else c.rows)]
 
 

@@ -21,6 +21,8 @@ def headline(study: Study) -> Headline:
     """
     if not any(r.run.steps for r in study.rows):
         return Headline("No run left a result.", _failures(study))
+    if study.record.timing:
+        return _of_steps(study)
     base = study.base
     if base is None or study.target is None or base.reached is None:
         return _without_target(study)
@@ -139,6 +141,23 @@ def _alone(row: RunRow, study: Study) -> Headline:
     title = f"{row.run.name} ended with {metric} {number(row.final)} after {seconds(last.seconds)}."
     sent = f"It sent {size(last.sent)} per host." if last.sent is not None else ""
     return Headline(title, _said(sent, "There is no other run to compare it with."))
+
+
+def _of_steps(study: Study) -> Headline:
+    """Whose step was shortest, where steps alone were compared."""
+    timed = [r for r in study.rows if r.step is not None and not r.cut]
+    computed = study.record.compute
+    why = f"Computing was emulated ({computed}), so losses mean nothing." if computed else ""
+    alone = next((f"Computing alone took {seconds(r.step)}." for r in timed if r.run.alone), "")
+    best = next((r for r in timed if not r.run.alone), None)
+    if best is None:
+        return Headline("No recipe came to its end.", _said(_failures(study), alone, why))
+    if len(timed) == 1:
+        return Headline(f"{label(best)} took {seconds(best.step)} a step.", why)
+    title = f"{label(best)} had the shortest mean step, {seconds(best.step)}"
+    if best.step_ratio is not None and not best.baseline:
+        title += f": {number(best.step_ratio, 2)} of {owner(study.base or best)}"
+    return Headline(title + ".", _said(alone, why))
 
 
 def _without_target(study: Study) -> Headline:

@@ -104,7 +104,7 @@ def study_of(record: Record) -> Study:
     found = {n: _arrivals(record, n, list(zip(seeds, targets, strict=True))) for n in names}
     meets = {n: _arrivals(record, n, list(zip(seeds, commons, strict=True))) for n in names}
     rows = [_row(record, i, run, found, meets[run.name]) for i, run in enumerate(record.runs)]
-    rows.sort(key=_order)
+    rows.sort(key=_by_step if record.timing else _order)
     missed = any(r.reached is None for r in rows if not r.run.alone)
     return Study(record, _with_ties(record, rows, found), targets[0], commons[0] if missed else None)
 
@@ -210,6 +210,10 @@ def _last(record: Record, name: str) -> float | None:
 
 def _order(row: RunRow) -> tuple[bool, float, bool, int]:
     return row.reached is None, row.reached or 0.0, row.cut, row.index
+
+
+def _by_step(row: RunRow) -> tuple[bool, float, int]:
+    return row.cut, row.step or 0.0, row.index
 
 
 def _per_step(run: Run) -> float | None:
