@@ -176,12 +176,12 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES = 37_200  # the goal is 30,000: what is above it is to be cut
-TOOL_LINES = 15_140  # the goal is 10,000; 570 of them are the emulated accelerator, with its options and its load
+LIBRARY_LINES = 39_800  # the goal is 30,000: what is above it is to be cut; 2,500 of them are costs and plans
+TOOL_LINES = 15_600  # the goal is 10,000; 570 of them are the emulated accelerator, 420 the command that plans
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 70  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
+LONG = 73  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
 SMALL_FILES = 73
 
 

@@ -13,11 +13,10 @@ from gossamer.bench import catalogue
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.planning import bytes_per_step
 from gossamer.planning.baselines import compute, ddp
-from gossamer.planning.line_up import LINE_UP, line_up
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
-from gossamer.planning.plan import TrainingPlan, plan, prepare
+from gossamer.planning.plan import LINE_UP, TrainingPlan, line_up, plan, prepare
 from gossamer.planning.rates import Interval, busy_at, pays_between
 from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork
 from gossamer.recipes import presets

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core.errors import AttachError, PeerError, RecipeError
 from gossamer.core.verbs import AllReduce
-from gossamer.costs.traffic import traffic
+from gossamer.costs.crossing import traffic
 from gossamer.planning import bytes_per_step
 from gossamer.schedules import BackupWorkers
 

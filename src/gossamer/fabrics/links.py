@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.core.verbs import AllReduce
-from gossamer.costs.traffic import traffic
+from gossamer.costs.crossing import traffic
 from gossamer.fabrics.collectives import Collective
 
 

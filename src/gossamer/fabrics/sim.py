@@ -38,7 +38,7 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
 )
-from gossamer.costs.traffic import traffic
+from gossamer.costs.crossing import traffic
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.links import Network

@@ -17,7 +17,7 @@ from gossamer.core.loop import Message
 from gossamer.core.programs import drive
 from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program, Verb
-from gossamer.costs.traffic import traffic
+from gossamer.costs.crossing import traffic
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
 from gossamer.planning.canned_answers import answer_of

@@ -8,7 +8,6 @@ from gossamer.core.binding import Binding
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
-from gossamer.planning.line_up import line_up
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
@@ -16,6 +15,43 @@ from gossamer.planning.rehearsal import Rehearsal
 from gossamer.planning.replay import Replay, Step, StepSeconds
 from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
 from gossamer.recipe import Recipe
+
+LINE_UP = (
+    "bf16",
+    "int8",
+    "qsgd",
+    "terngrad",
+    "topk",
+    "powersgd",
+    "diana",
+    "ef21",
+    "allreduce + delayed()",
+    "local_sgd(8)",
+    "local_sgd(32)",
+    "slowmo(32)",
+    "scatter(qsgd()) + local_sgd(8)",
+    "scatter(qsgd()) + local_sgd(32)",
+    "diloco(32)",
+    "streaming_diloco(32)",
+    "overlap_local_sgd(8)",
+    "sgp",
+    "osgp",
+    "osgp(every=4)",
+    "backup",
+)
+"""One of each family of methods, and rounds of 8 and of 32 steps."""
+
+
+def line_up(ranks_per_node: int) -> list[str]:
+    """The recipes to plan; where ranks share a node, in two levels, and some flat ones to show what that costs.
+
+    >>> line_up(8)[:2]
+    ['bf16 + per_node(8)', 'int8 + per_node(8)']
+    """
+    if ranks_per_node == 1:
+        return list(LINE_UP)
+    flat = ("bf16", "qsgd", "topk", "local_sgd(32)")
+    return [f"{name} + per_node({ranks_per_node})" for name in LINE_UP] + list(flat)
 
 
 @dataclass(frozen=True)
@@ -132,10 +168,11 @@ def plan(
     work = work or work_of(cluster)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
+    planner = _Planner(mine, cluster, work, shards, others, curves)
     rows = list[Row]()
     for recipe in recipes or line_up(1 if shards > 1 else cluster.ranks_per_node):
         tell(str(recipe))
-        rows.append(_row(recipe, mine, cluster, work, shards, others, curves))
+        rows.append(planner.row(recipe))
     rows.sort(key=lambda row: inf if row.seconds is None else row.seconds.step)
     spent = work.seconds if isinstance(work, MeasuredWork) else 0.0
     return TrainingPlan(
@@ -214,52 +251,56 @@ def bounds(cluster: Cluster) -> tuple[Cluster, Cluster]:
     return replace(cluster, efficiency=best, hosts=quick), replace(cluster, efficiency=worst, hosts=slow)
 
 
-def _row(
-    recipe: "str | Recipe",
-    model: ModelCost,
-    cluster: Cluster,
-    work: WorkSource,
-    shards: int,
-    others: _Baselines,
-    curves: bool,
-) -> Row:
-    name = str(recipe)
-    try:
-        prepared = prepare(recipe, model, cluster, work, shards)
-    except GossamerError as error:
-        return Row(name=name, error=str(error))
-    found = prepared.seconds(cluster)
-    best, worst = bounds(cluster)
-    surely = isinstance(work, MeasuredWork)
-    low = prepared.seconds(best, 0.85 if surely else 0.3).step
-    high = prepared.seconds(worst, 1.15 if surely else 3.0).step
-    of = {base: found.step / others.seconds(base).step for base in others.names}
-    pays, busy = dict[str, list[Interval]](), dict[float, float]()
-    if curves:
+@dataclass(frozen=True)
+class _Planner:
+    """Plans one recipe after the other."""
+
+    model: ModelCost
+    cluster: Cluster
+    work: WorkSource
+    shards: int
+    others: "_Baselines"
+    curves: bool
+
+    def row(self, recipe: "str | Recipe") -> Row:
+        name, cluster, others = str(recipe), self.cluster, self.others
+        try:
+            prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
+        except GossamerError as error:
+            return Row(name=name, error=str(error))
+        found = prepared.seconds(cluster)
+        best, worst = bounds(cluster)
+        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork) else (0.3, 3.0)
+        pays, busy = self._curves(prepared) if self.curves else ({}, {})
+        return Row(
+            name=name,
+            seconds=found,
+            low=min(prepared.seconds(best, least).step, found.step),
+            high=max(prepared.seconds(worst, most).step, found.step),
+            of={base: found.step / others.seconds(base).step for base in others.names},
+            pays=pays,
+            busy_at=busy,
+            every=_every(prepared, found, cluster),
+            memory=prepared.memory,
+            latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
+            estimated=prepared.programs.estimated,
+            work=self.work.name,
+        )
+
+    def _curves(self, prepared: Prepared) -> tuple[dict[str, list[Interval]], dict[float, float]]:
+        """The rates between which a recipe pays, by baseline, and those that keep machines busy."""
         known = dict[float, StepSeconds]()
 
         def at(rate: float) -> StepSeconds:
             if rate not in known:
-                known[rate] = prepared.seconds(cluster.at_rate(rate))
+                known[rate] = prepared.seconds(self.cluster.at_rate(rate))
             return known[rate]
 
-        for base in others.names:
-            pays[base] = pays_between(lambda rate, base=base: at(rate).step / others.seconds(base, rate).step)
-        busy = busy_at(lambda rate: at(rate).utilisation)
-    return Row(
-        name=name,
-        seconds=found,
-        low=min(low, found.step),
-        high=max(high, found.step),
-        of=of,
-        pays=pays,
-        busy_at=busy,
-        every=_every(prepared, found, cluster),
-        memory=prepared.memory,
-        latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
-        estimated=prepared.programs.estimated,
-        work=work.name,
-    )
+        def against(base: str) -> Callable[[float], float]:
+            return lambda rate: at(rate).step / self.others.seconds(base, rate).step
+
+        pays = {base: pays_between(against(base)) for base in self.others.names}
+        return pays, busy_at(lambda rate: at(rate).utilisation)
 
 
 def _without_latency(cluster: Cluster) -> Cluster:

@@ -28,7 +28,7 @@ from gossamer.core.verbs import (
     Start,
     Verb,
 )
-from gossamer.costs.traffic import Traffic
+from gossamer.costs.crossing import Traffic
 from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
