@@ -177,7 +177,9 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 
 HOUSE = House(ROOT)
 LIBRARY_LINES = 39_800  # the goal is 30,000: what is above it is to be cut; 2,500 of them are costs and plans
-TOOL_LINES = 15_600  # the goal is 10,000; 570 of them are the emulated accelerator, 420 the command that plans
+TOOL_LINES = (
+    15_900  # the goal is 10,000; 570 are the emulated accelerator, 750 the commands that plan and measure a cluster
+)
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes

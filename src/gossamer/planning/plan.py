@@ -11,8 +11,8 @@ from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, 
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
-from gossamer.planning.rehearsal import Rehearsal
 from gossamer.planning.replay import Replay, Step, StepSeconds
+from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
 from gossamer.recipe import Recipe
 
@@ -85,14 +85,14 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         )
     programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
     parsed.fits(Binding(size, [b.layout for b in programs.buckets]))
-    rehearsal = Rehearsal(programs)
+    timed = TimedSteps(programs)
     return Prepared(
-        rehearsal.steps,
-        rehearsal.warm,
-        replace(model, buckets=rehearsal.names),
+        timed.steps,
+        timed.warm,
+        replace(model, buckets=timed.names),
         programs,
-        rehearsal.copies,
-        rehearsal.overlaps,
+        timed.copies,
+        timed.overlaps,
     )
 
 

@@ -177,3 +177,31 @@ def test_in_a_lab_it_sees_the_labs_network(shell: Shell) -> None:
     assert facts["link"]["ranks"] == 3
     assert 1e6 < facts["link"]["bits_per_s"] < 55e6
     shell.expect_nothing()
+
+
+def test_links_are_saved_by_all_ranks_or_not_at_all(examine: Say, tmp_path: Path) -> None:
+    code, out, err = examine("--save", str(tmp_path / "c.toml"))
+    assert (code, out) == (2, "")
+    assert "start it on all of them" in err
+    assert "gossamer lab --hosts 4" in err
+    assert examine("--save", str(tmp_path / "c.toml"), "--quick")[0] == 2
+
+
+def test_a_file_that_is_no_cluster_is_not_written_over(
+    examine: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    path = tmp_path / "notes.txt"
+    path.write_text("mine")
+    code, _, err = examine("--save", str(path))
+    assert (code, path.read_text()) == (2, "mine")
+    assert "--force" in err
+
+
+def test_ranks_that_share_a_host_are_told_to_start_one_each(shell: Shell, tmp_path: Path) -> None:
+    words = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gossamer", "doctor"
+    command = [sys.executable, *words, "--save", str(tmp_path / "c.toml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=shell.environment, check=False)
+    assert done.returncode != 0
+    assert "2 ranks are on 1 hosts: start doctor --save with one rank on each host" in done.stdout + done.stderr
+    assert not (tmp_path / "c.toml").exists()

@@ -35,6 +35,9 @@ def doctor(
     quick: Annotated[bool, typer.Option(help="Leave out what takes seconds.")] = False,
     gpu: Annotated[bool, typer.Option("--gpu", help="Try everything on GPUs, and write a report to send.")] = False,
     out: Annotated[Path, typer.Option(help="Where that report goes.")] = gpus.REPORT,
+    save: Annotated[
+        Path | None, typer.Option(help="Measure the links between the ranks, and write them for 'gossamer plan'.")
+    ] = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -49,6 +52,10 @@ def doctor(
         if quick:
             raise InputError("--quick leaves out what --gpu is for: give one of them")
         raise typer.Exit(gpus.examine(out, force, as_json))
+    if save is not None:
+        if quick:
+            raise InputError("--quick leaves out what --save is for: give one of them")
+        raise typer.Exit(_save(save, force))
     link = {} if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
         # The other ranks have ended by now: on this machine they would have slowed the kernels down.
@@ -91,6 +98,44 @@ def _kernel_speed() -> Found:
 
     rows = [r for r in measure(4_000_000, 1) if r.kernel in KERNELS]
     return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
+
+
+def _save(path: Path, force: bool) -> int:
+    """Measure on all ranks; rank 0 writes the file and says how sure each figure is."""
+    from gossamer.bench.compare.calibrate import FOREIGN, calibrate
+    from gossamer.costs.cluster_file import write_cluster
+    from gossamer.costs.quantities import say_rate, say_seconds
+
+    if "RANK" not in os.environ:
+        raise InputError(
+            "--save measures between ranks: start it on all of them, as in 'torchrun --nproc-per-node 1 --nnodes 4 ... -m gossamer "
+            "doctor --save cluster.toml' or 'gossamer lab --hosts 4 --rate 200mbit -- gossamer doctor --save cluster.toml'"
+        )
+    first = os.environ["RANK"] == "0"
+    if first and path.exists() and not force and not path.read_text().startswith("format = "):
+        raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
+    found = calibrate()
+    if not first:
+        return 0
+    path.write_text(write_cluster(found.cluster()))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    rows = [
+        ("ranks", f"{found.size}, {found.ranks_per_machine} on a machine of {found.cores} cores", 0.0),
+        ("a message", say_seconds(found.latency.value), found.latency.spread),
+        ("links", ", ".join(dict.fromkeys(map(say_rate, found.links))), found.link_spread),
+        *((name, f"{f.value:.0%} of a link", f.spread) for name, f in (("ring", found.ring), ("pairs", found.pairs))),
+        ("two rings at once", f"{found.shared.value:.0%} of a link", found.shared.spread),
+        ("a byte's processor time", f"{1e9 * found.byte_seconds:.2f} ns, sent or received", 0.0),
+    ]
+    for name, text, spread in rows:
+        table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
+    console().print(table)
+    if found.foreign > FOREIGN:
+        console().print(
+            f"Other programs used {found.foreign:.1f} cores meanwhile: take seconds as upper bounds, or measure again."
+        )
+    console().print(escape(f"Written to {path} after {found.seconds:.0f} s: gossamer plan MODEL --cluster {path}"))
+    return 0
 
 
 def _link() -> Found:

@@ -11,7 +11,7 @@ from gossamer.planning.work import MeasuredWork
 TIMED = 8_000_000  # elements of all buckets in a run that is timed; a larger model's work is scaled
 
 
-class Rehearsal:
+class TimedSteps:
     """The steps to replay: `warm` steps, a whole cycle, and the same cycle once more."""
 
     def __init__(self, programs: Programs) -> None:

@@ -1,0 +1,291 @@
+"""Measures a cluster on the ranks that a launcher has started, and says how sure each figure is."""
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.core.errors import PeerError
+from gossamer.costs import Cluster, Hosts
+
+LONGEST = 0.5  # seconds of one measurement: a larger message would take minutes on a slow link
+LEAST, MOST, BUDGET = 7, 20, 2.0  # times that each is measured, and the seconds after which it is enough
+SIZES = [2**e for e in range(16, 25, 2)]  # bytes, up to 16 MiB
+PAYLOAD = 0.956  # of a wire's bytes that are ours, in frames of 1500 bytes
+ALIKE = 1.15  # hosts whose rates differ by less are one group
+FOREIGN = 0.3  # cores that others use, above which figures are upper bounds
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A median over repetitions, and half of the range of their middle half, relative to it."""
+
+    value: float
+    spread: float
+
+    @staticmethod
+    def of(times: Sequence[float]) -> "Figure":
+        low, middle, high = statistics.quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+        return Figure(middle, (high - low) / 2 / middle if middle else 0.0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured: seconds of a message, bytes per second of each rank's link, and shares of it that patterns reach."""
+
+    size: int
+    latency: Figure
+    links: tuple[float, ...]
+    link_spread: float
+    ring: Figure
+    pairs: Figure
+    shared: Figure
+    byte_seconds: float
+    ranks_per_machine: int
+    cores: int
+    foreign: float  # cores that other programs used meanwhile
+    seconds: float
+
+    def cluster(self, backend: str = "gloo") -> Cluster:
+        """The cluster: one group of hosts, or one for each rank where links differ."""
+        cores = self.cores / self.ranks_per_machine
+        alike = max(self.links) <= ALIKE * min(self.links)
+        links = [(self.size, min(self.links))] if alike else [(1, link) for link in self.links]
+        hosts = [
+            Hosts(count=count, up=link / PAYLOAD, latency=self.latency.value, cores=cores, memory_rate=copy_rate())
+            for count, link in links
+        ]
+        measured = ("rate", "latency", "cores", "efficiency", "byte_seconds", "memory_rate")
+        return Cluster(
+            hosts=tuple(hosts),
+            name="measured",
+            payload=PAYLOAD,
+            efficiency={
+                "ring": _share(self.ring.value),
+                "pairs": _share(self.pairs.value),
+                "one": 1.0,
+                "shared": _share(self.shared.value),
+            },
+            byte_seconds=self.byte_seconds,
+            sources=dict.fromkeys(measured, "measured"),
+        )
+
+
+def _share(value: float) -> float:
+    return min(max(round(value, 3), 0.01), 1.0)
+
+
+def calibrate() -> Calibration:
+    """Measure between all ranks; every rank gets the same figures."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    try:
+        if dist.get_world_size() == 1:
+            raise PeerError(
+                "one rank alone has no link: start doctor --save on all ranks, with torchrun or gossamer lab"
+            )
+        return _measured()
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise PeerError(f"a rank failed while links were measured: {' '.join(str(error).split())[:200]}") from error
+    finally:
+        dist.destroy_process_group()
+
+
+def _measured() -> Calibration:
+    began, busy, mine = perf_counter(), _busy_seconds(), process_time()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    hosts = _gathered(_host())
+    if len(set(hosts)) < size:
+        raise PeerError(
+            f"{size} ranks are on {len(set(hosts))} hosts: start doctor --save with one rank on each host, and write how many "
+            "there will be into the file, as ranks = 8"
+        )
+    latency = Figure.of([t / 2 for t in _times(lambda: _ping(rank, size), most=50)])
+    links, spread = _links(rank, size, latency.value)
+    slowest = min(links)
+    waits = 2 * (size - 1) * latency.value
+    ring, byte_seconds = _ring(size, slowest, waits)
+    pairs = _relative(lambda wire: _pairs(rank, size, wire), slowest / (size - 1), waits / 2)
+    groups: list[Any] = [dist.new_group(), dist.new_group()]  # pyright: ignore[reportUnknownMemberType]
+    crossed = 2 * 2 * (size - 1) / size
+    shared = _relative(lambda wire: _two_rings(wire, groups), slowest / crossed, waits)
+    machines = _gathered(_machine())
+    passed = perf_counter() - began
+    ours = sum(_gathered(process_time() - mine)) / max(machines.count(machines[rank]), 1)
+    foreign = max(_busy_seconds() - busy - ours * machines.count(machines[rank]), 0.0) / passed
+    return Calibration(
+        size=size,
+        latency=latency,
+        links=tuple(links),
+        link_spread=spread,
+        ring=ring,
+        pairs=pairs,
+        shared=shared,
+        byte_seconds=byte_seconds,
+        ranks_per_machine=max(machines.count(m) for m in machines),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        foreign=max(_gathered(foreign)),
+        seconds=passed,
+    )
+
+
+# -- one measurement -------------------------------------------------------------------------------------------------------
+
+
+def _times(act: Callable[[], None], most: int = MOST) -> list[float]:
+    """Seconds of an action, each that of the slowest rank, until there are enough of them."""
+    out, began = list[float](), perf_counter()
+    act()
+    while len(out) < most and (len(out) < LEAST or _agreed(perf_counter() - began) < BUDGET):
+        dist.barrier()
+        start = perf_counter()
+        act()
+        out.append(_agreed(perf_counter() - start))
+    return out
+
+
+def _agreed(seconds: float) -> float:
+    """The largest of all ranks."""
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)
+
+
+def _ping(rank: int, size: int) -> None:
+    """A byte to the next rank and one from the rank before, twice."""
+    for _ in range(2):
+        _both(torch.zeros(1, dtype=torch.uint8), (rank + 1) % size, (rank - 1) % size)
+
+
+def _both(wire: Tensor, to: int, source: int) -> None:
+    came = torch.empty_like(wire)
+    sending = dist.isend(wire, to)
+    dist.recv(came, source)
+    if sending is not None:
+        sending.wait()
+
+
+def _links(rank: int, size: int, latency: float) -> tuple[list[float], float]:
+    """Bytes per second that each rank sends to the next while nobody else sends, and the largest spread."""
+    rates, spread = list[float](), 0.0
+    for sender in range(size):
+        to = (sender + 1) % size
+
+        def one_way(wire: Tensor, sender: int = sender, to: int = to) -> None:
+            if rank == sender:
+                dist.send(wire, to)
+                dist.recv(torch.empty(1, dtype=torch.uint8), to)  # the kernel has the bytes before they are there
+            elif rank == to:
+                dist.recv(torch.empty_like(wire), sender)
+                dist.send(torch.zeros(1, dtype=torch.uint8), sender)
+
+        length, found = _long_enough(one_way)
+        rates.append(length / max(found.value - 2 * latency, 1e-9))
+        spread = max(spread, found.spread)
+    return rates, spread
+
+
+def _long_enough(act: Callable[[Tensor], None]) -> tuple[int, Figure]:
+    """The longest message that takes no longer than `LONGEST`, and its seconds."""
+    length, found = SIZES[0], Figure(0.0, 0.0)
+    for length in SIZES:
+        wire = torch.zeros(length, dtype=torch.uint8)
+        act(wire)
+        dist.barrier()
+        start = perf_counter()
+        act(wire)
+        if _agreed(perf_counter() - start) > LONGEST / 4:
+            break
+    wire = torch.zeros(length, dtype=torch.uint8)
+    found = Figure.of(_times(lambda: act(wire)))
+    return length, found
+
+
+def _ring(size: int, slowest: float, waits: float) -> tuple[Figure, float]:
+    """The share of the slowest link's rate that an all-reduce reaches, and the processor seconds of a byte, sent or received."""
+    used = list[float]()
+
+    def reduce(wire: Tensor) -> None:
+        began = process_time()
+        dist.all_reduce(wire)
+        used.append(process_time() - began)
+
+    length, found = _long_enough(reduce)
+    crossed = 2 * (size - 1) / size * length
+    per_byte = _agreed(statistics.median(used[-LEAST:])) / (2 * crossed)
+    return Figure(min(crossed / _without(found.value, waits) / slowest, 1.0), found.spread), per_byte
+
+
+def _relative(act: Callable[[Tensor], None], full: float, waits: float) -> Figure:
+    """The share of the slowest link's rate that a pattern reaches; `full` is the rate of a wire if it reached all of it."""
+    length, found = _long_enough(act)
+    return Figure(min(length / _without(found.value, waits) / full, 1.0), found.spread)
+
+
+def _without(seconds: float, waits: float) -> float:
+    """Seconds without those of messages in a row, which may have been measured in a busier moment."""
+    return max(seconds - waits, seconds / 2)
+
+
+def _pairs(rank: int, size: int, wire: Tensor) -> None:
+    for hop in range(1, size):
+        _both(wire, (rank + hop) % size, (rank - hop) % size)
+
+
+def _two_rings(wire: Tensor, groups: Sequence[Any]) -> None:
+    flights = [dist.all_reduce(wire.clone(), group=group, async_op=True) for group in groups]
+    for flight in flights:
+        if flight is not None:
+            flight.wait()
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------------
+
+
+def copy_rate() -> float:
+    """Bytes per second of a copy, reads and writes together."""
+    source = torch.zeros(8 * 2**20, dtype=torch.float32)
+    into, times = torch.empty_like(source), list[float]()
+    for _ in range(5):
+        began = perf_counter()
+        into.copy_(source)
+        times.append(perf_counter() - began)
+    return 2 * 4 * source.numel() / min(times)
+
+
+def _machine() -> float:
+    """A number that all ranks of a machine share, those of a lab's hosts too."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return float(crc32((path.read_text() if path.exists() else os.uname().nodename).encode()))
+
+
+def _host() -> float:
+    """A number that all ranks behind one network card share."""
+    path = Path("/proc/self/ns/net")
+    return float(crc32(f"{_machine()} {path.stat().st_ino if path.exists() else 0}".encode()))
+
+
+def _busy_seconds() -> float:
+    """Processor seconds that the whole machine has spent; 0 where the system does not say."""
+    path = Path("/proc/stat")
+    if not path.exists():
+        return 0.0
+    user, nice, system = path.read_text().split("\n", 1)[0].split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def _gathered(value: float) -> list[float]:
+    mine = torch.tensor([value], dtype=torch.float64)
+    all = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(all, mine)
+    return [float(each) for each in all]
