@@ -104,6 +104,9 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("--rate", "1gbit"), "give a model"),
+        (("--rate", "1gbit", "--script", "none.py"), "there is no script none.py"),
+        (("--rate", "1gbit", "--script", "train.py", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--step", "1s"), "give --rate"),
         (("gpt2", "--rate", "1gbit"), "--step 350ms"),
         (("gpt2", "--rate", "0gbit", "--step", "1s"), "more than 0"),
@@ -133,3 +136,49 @@ def test_a_recipe_that_cannot_be_read_is_a_row(say: Say) -> None:
     assert code == 0
     assert "qsgd(bits=99): " in out
     assert "bits" in out.split("qsgd(bits=99): ")[1]
+
+
+# -- the user's own script ----------------------------------------------------------------------------------------------------
+
+OWN_LOOP = Path(__file__).parents[3] / "examples" / "own_loop.py"
+LOOP = """
+import torch, gossamer
+model = torch.nn.Linear(40, 10)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+comm = gossamer.attach(model, optimizer)
+for step in range({steps}):
+    optimizer.zero_grad()
+    model(torch.ones(4, 40)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_users_own_script_is_planned_with_its_arguments(say: Say) -> None:
+    """It wraps its model in DDP, accumulates, clips and judges: its parameters are seen, and what a step takes."""
+    code, out, err = say(
+        "plan", "qsgd", "--script", str(OWN_LOOP), "--nodes", "4", "--rate", "200mbit", "--json", "--", "--width", "64"
+    )
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["model"]["name"] == "own_loop.py"
+    assert found["model"]["parameters"] == 64 * (256 + 64 + 256) + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64
+    assert min(found["model"][k] for k in ("forward", "backward", "optimizer")) > 0
+    assert [row["recipe"] for row in found["recipes"]] == ["qsgd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (LOOP.format(steps=4), "took 4 of 11 steps"),
+        ("print('nothing')", "ended and never attached"),
+        ("raise ValueError('no data')", "failed (ValueError: no data) and never attached"),
+        (LOOP.format(steps=2) + "raise RuntimeError('disk full')", "took 2 of 11 steps: RuntimeError: disk full"),
+        (LOOP.format(steps=2).replace("for step", "gossamer.attach(torch.nn.Linear(2, 2), torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=.1))\nfor step"), "attaches twice"),
+    ],
+)  # fmt: skip
+def test_a_script_that_cannot_be_planned_is_refused(text: str, says: str, say: Say, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    code, out, err = say("plan", "qsgd", "--script", str(script), "--nodes", "4", "--rate", "200mbit")
+    assert (code, out) == (2, "")
+    assert says in err

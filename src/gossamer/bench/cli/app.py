@@ -95,6 +95,7 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         "plan",
         "plan.plan_command",
         "Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does.",
+        PassThrough,
     ),
     LazyCommand(
         "tune",

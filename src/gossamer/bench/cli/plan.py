@@ -15,7 +15,9 @@ from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.cli.plan_tables import as_dict, explain, table
+from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
@@ -29,10 +31,11 @@ from gossamer.recipes import presets
 
 
 def plan_command(
+    context: typer.Context,
     model: Annotated[
-        str,
+        str | None,
         typer.Argument(help="A workload, a known model (gpt2, llama-7b, ...), module:callable, or a file of shapes."),
-    ],
+    ] = None,
     recipes: Annotated[
         list[str] | None, typer.Argument(help="Recipes to plan; a line-up of about twenty by default; 'all' presets.")
     ] = None,
@@ -46,6 +49,9 @@ def plan_command(
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between hosts: '30us'.")] = None,
     inside: Annotated[str | None, typer.Option(help="Rate between two ranks of a host: '300 GB/s'.")] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
+    script: Annotated[
+        Path | None, typer.Option(help="Your training script instead of a model; its arguments after --.")
+    ] = None,
     step: Annotated[str | None, typer.Option(help="Seconds of one step of one rank alone: '350ms'.")] = None,
     accumulate: Annotated[int, typer.Option(min=2, max=1024, help="Micro-batches of the accumulating DDP.")] = 4,
     shard: Annotated[int, typer.Option(min=1, max=64, help="Ranks that FSDP2 shards the model over.")] = 1,
@@ -61,7 +67,13 @@ def plan_command(
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
     where = _cluster(cluster, nodes, gpus, ranks, asked)
-    what = _model(model, step, where, work_of_this_machine)
+    if script is not None:
+        recipes = [*([] if model is None else [model]), *(recipes or [])]
+        what = _script(script, arguments(context), step, where, work_of_this_machine)
+    elif model is None:
+        raise InputError("give a model, such as gpt2, or --script train.py")
+    else:
+        what = _model(model, step, where, work_of_this_machine)
     work = MeasuredWork() if work_of_this_machine else work_of(where)
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
@@ -139,6 +151,17 @@ def _model(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelC
     if ":" in text:
         return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate)
     raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
+
+
+def _script(script: Path, given: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+    """Run the user's script alone for a few steps."""
+    if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
+        raise InputError(
+            f"{script.name} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
+            "--step, or plan with --work-of-this-machine"
+        )
+    found = measure_script(script, given)
+    return found if step is None else with_step(found, quantities.seconds(step))
 
 
 def _workload(name: str) -> ModelCost:

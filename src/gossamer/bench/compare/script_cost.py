@@ -1,0 +1,207 @@
+"""Measures what a step of the user's own script costs on one rank: `gossamer.bench.compare.script_cost SPEC`, in JSON.
+
+The script runs unchanged, alone, for a few steps. When a gradient comes, when backward begins and ends, and when the
+optimizer steps is seen by hooks; what is left of a step is its forward pass, data included.
+"""
+
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gossamer.bench.compare.parent_death import program
+from gossamer.bench.compare.script_launch import ScriptError
+from gossamer.core.process_exit import exit_in_order
+from gossamer.integrations.metrics import Meter
+from gossamer.integrations.run_observer import VARIABLE, ObserverSlot, RunObserver
+from gossamer.planning.model_cost import ModelCost
+from gossamer.recipe import Recipe
+from gossamer.runtime.optimizer_state import kept_by
+
+WARM, STEPS = 3, 8
+PATIENCE = 600.0  # seconds that the script has for all of it
+
+
+class SeenEnough(SystemExit):
+    """Ends the script once its steps were seen, as if it had called sys.exit()."""
+
+
+class CostObserver(RunObserver):
+    """Notes the moments of each step of one rank that trains alone."""
+
+    deadline = 120.0
+
+    def __init__(self) -> None:
+        self.attached = 0
+        self.params = dict[str, Tensor]()
+        self.optimizer: Any = None
+        self.steps = list[dict[str, Any]]()
+        self._began = self._ended = self._stepping = self._last = 0.0
+        self._seen = dict[str, float]()
+
+    def take(self, given: "Recipe | str | None", ordered: str) -> None:
+        self.attached += 1
+
+    def begin(self, meter: Meter, kind: str) -> None:
+        self.params = {name: param.parameter for name, param in meter.worker.params.items()}
+        for name, parameter in self.params.items():
+            parameter.register_post_accumulate_grad_hook(self._arrived(name))
+        self._last = perf_counter()
+
+    def stepped(self) -> None:
+        pass
+
+    def told(self, name: str, value: float) -> None:
+        pass
+
+    def _arrived(self, name: str) -> Any:
+        def note(parameter: Tensor) -> None:
+            self._seen[name] = perf_counter()
+
+        return note
+
+    def before_step(self, optimizer: Any, *of: Any) -> None:
+        self.optimizer, self._stepping = optimizer, perf_counter()
+
+    def after_step(self, *of: Any) -> None:
+        now = perf_counter()
+        if not self.params or not self._ended:
+            return
+        self.steps.append(
+            {
+                "forward": max(self._began - self._last, 0.0),
+                "backward": self._ended - self._began,
+                "optimizer": now - self._stepping,
+                "shares": {n: (t - self._began) / (self._ended - self._began) for n, t in self._seen.items()},
+            }
+        )
+        self._last = now
+        if len(self.steps) == WARM + STEPS:
+            raise SeenEnough
+
+    @contextmanager
+    def watching_backward(self) -> Generator[None]:
+        """The last backward pass of a step is the one whose gradients are averaged; those before it count as forward."""
+        backward = torch.autograd.backward
+
+        def timed(*of: Any, **more: Any) -> Any:
+            self._seen.clear()
+            self._began = perf_counter()
+            out = backward(*of, **more)
+            self._ended = perf_counter()
+            return out
+
+        torch.autograd.backward = timed
+        try:
+            yield
+        finally:
+            torch.autograd.backward = backward
+
+    def result(self) -> dict[str, Any]:
+        """Medians over the steps after the first ones."""
+        late = self.steps[WARM:]
+        shares = {n: [step["shares"].get(n, 1.0) for step in late] for n in self.params}
+        return {
+            "attached": self.attached,
+            "steps": len(self.steps),
+            "shapes": {n: list(p.shape) for n, p in self.params.items()},
+            "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
+            "shares": {n: min(max(median(said), 0.0), 1.0) if said else 1.0 for n, said in shares.items()},
+            **{k: median([s[k] for s in late]) if late else 0.0 for k in ("forward", "backward", "optimizer")},
+        }
+
+
+def measure_script(script: Path, arguments: list[str]) -> ModelCost:
+    """Run a script alone for a few steps, in a process of its own, and return what its step costs."""
+    if not script.is_file():
+        raise ScriptError(f"there is no script {script}")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "cost.json"
+        spec = json.dumps({"script": str(script.absolute()), "arguments": arguments, "out": str(out)})
+        command = program("gossamer.bench.compare.script_cost", spec)
+        try:
+            done = subprocess.run(
+                command, env=_alone(), capture_output=True, text=True, timeout=PATIENCE, check=False, errors="replace"
+            )
+        except subprocess.TimeoutExpired:
+            raise ScriptError(f"{script.name} did not take {WARM + STEPS} steps within {PATIENCE:.0f} s") from None
+        found = json.loads(out.read_text()) if out.exists() else {}
+    _refuse(script.name, found, done)
+    return ModelCost(
+        shapes={n: tuple(s) for n, s in found["shapes"].items()},
+        shares=found["shares"],
+        forward=found["forward"],
+        backward=found["backward"],
+        optimizer=found["optimizer"],
+        momenta=found["momenta"],
+        name=script.name,
+        source=f"measured in {script.name}, one rank alone on this machine",
+    )
+
+
+def _alone() -> dict[str, str]:
+    """The environment of one rank, as a launcher sets it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    return {**os.environ, **ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+
+
+def _refuse(name: str, found: dict[str, Any], done: "subprocess.CompletedProcess[str]") -> None:
+    steps = found.get("steps", 0)
+    if steps == WARM + STEPS and found["attached"] == 1:
+        return
+    last = " ".join((done.stderr.strip().splitlines() or ["it printed no error"])[-1].split())[:300]
+    if found.get("attached", 0) > 1:
+        raise ScriptError(f"{name} attaches twice, and a plan is of one model: put all models in one module")
+    if not found.get("attached"):
+        why = "ended" if done.returncode == 0 else f"failed ({last})"
+        raise ScriptError(
+            f"{name} {why} and never attached: put comm = gossamer.attach(model, optimizer) before its training loop"
+        )
+    why = "" if done.returncode == 0 else f": {last}"
+    raise ScriptError(
+        f"{name} took {steps} of {WARM + STEPS} steps{why}; a plan needs them all, so let it train longer"
+    )
+
+
+def main(text: str) -> None:
+    spec = json.loads(text)
+    torch.set_num_threads(1)
+    os.environ.setdefault(VARIABLE, "allreduce")
+    observer = CostObserver()
+    ObserverSlot.overseer = observer
+    hooks = (
+        register_optimizer_step_pre_hook(observer.before_step),
+        register_optimizer_step_post_hook(observer.after_step),
+    )
+    sys.argv = [spec["script"], *spec["arguments"]]
+    sys.path[0] = str(Path(spec["script"]).parent)
+    try:
+        with observer.watching_backward():
+            runpy.run_path(spec["script"], run_name="__main__")
+    except SeenEnough:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+        Path(spec["out"]).write_text(json.dumps(observer.result()))
+    exit_in_order(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
