@@ -1,6 +1,7 @@
 """The Numba loops write and read the very same bits as the torch reference."""
 
-from itertools import pairwise
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +175,17 @@ COMPILED = [
     for (form, x, y) in ((INT8, 0, 0), (E4M3, 0, 1), (E5M2, 1, 0), (POWERS, 1, 1))
     for z in (0, 1)
 ]
+
+
+def test_variants_of_a_kernel_have_names_of_their_own_in_the_cache() -> None:
+    """Numba's index of a name may be written by two processes at once, and then leads to the wrong code."""
+    from gossamer.kernels.cpu import small
+
+    forms, both_ways = (INT8, E4M3, E5M2, POWERS), (False, True)
+    made: list[Any] = [small._encoder(*each) for each in product(forms, both_ways, (0, 128), both_ways)]
+    made += [small._reader(*each) for each in product(forms, (0, 128), both_ways, both_ways)]
+    files = {each._cache._impl.filename_base for each in made}
+    assert len(files) == len(made) == 64
 
 
 @settings(deadline=None)
