@@ -11,6 +11,7 @@ from typing import Any
 from gossamer.combinations import ways
 from gossamer.core.constraints import agree
 from gossamer.core.contracts import Exchange, Memory
+from gossamer.core.errors import RecipeError
 from gossamer.core.parts import require
 from gossamer.core.schedule import Schedule, TrainsElsewhere
 
@@ -91,11 +92,11 @@ def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
 
 def _check_exchanges(recipe: Any, before: Exchange, after: Exchange) -> None:
     for one in before, after:
-        require(
-            not one.owes and "adds momentum" not in one.traits,
-            f"{recipe.controller} could change between {before} and {after}: {one} keeps a momentum or a debt of its own, which no "
-            f"other exchange can go on with; {ANEW}",
-        )
+        if one.owes or "adds momentum" in one.traits:
+            raise RecipeError(
+                f"{recipe.controller} could change between {before} and {after}: {one} keeps a momentum or a debt of its own, "
+                f"which no other exchange can go on with; {ANEW}"
+            )
 
 
 def _check_memories(recipe: Any, before: Memory, after: Memory) -> None:

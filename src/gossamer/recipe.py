@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, final
@@ -88,8 +88,10 @@ class Recipe:
     )  # a controller's choice of exchange, by parameter
 
     def __post_init__(self) -> None:
-        if reached := check(self):
-            check_changes(self, reached)
+        try:
+            (_refuse if self.routes else _refuse_once)(self)  # equal recipes have equal hashes whatever their routes
+        except TypeError:
+            _refuse(self)  # something in it has no hash, which may be why it is refused
 
     def __repr__(self) -> str:
         said, listed = self._said(), self._listed()
@@ -198,6 +200,15 @@ class Recipe:
                 lines.append(f"{name} = [\n" + "".join(f"  {_quoted(r)},\n" for r in listed) + "]")
         return "\n".join(lines) + "\n"
 
+
+def _refuse(recipe: Recipe) -> None:
+    """Raise RecipeError if the recipe's parts cannot be combined, or could not follow each other in mid-run."""
+    if reached := check(recipe):
+        check_changes(recipe, reached)
+
+
+# A controller may reach a hundred recipes, and each is made again for every rank, checkpoint and decision.
+_refuse_once = lru_cache(maxsize=4096)(_refuse)
 
 LISTS = ("rules", "routes")
 

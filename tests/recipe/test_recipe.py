@@ -57,12 +57,20 @@ BY_HAND = (
 
 
 def reads_back(recipe: Recipe, folder: Path) -> None:
-    assert Recipe.of(repr(recipe)) == recipe
-    assert hash(Recipe.of(repr(recipe))) == hash(recipe)
+    again = Recipe.of(repr(recipe))
+    assert again == recipe
+    assert hash(again) == hash(recipe)
     file = folder / "recipe.toml"
     file.write_text(recipe.to_toml(), encoding="utf-8")
-    for source in (file, str(file), f"  {file}\n"):
-        assert Recipe.of(source) == recipe
+    assert Recipe.of(file) == recipe
+
+
+def test_a_file_may_be_named_by_a_path_or_by_a_text(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    for recipe in (*BY_HAND, *samples.preset_recipes().values()):
+        file.write_text(recipe.to_toml(), encoding="utf-8")
+        for source in (str(file), f"  {file}\n"):
+            assert Recipe.of(source) == recipe
 
 
 def test_a_recipe_reads_back_from_its_text_and_from_toml(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ A trait is a promise that some parts make: TRAITS lists all of them, and `tests/
 requires or excludes a trait, and gives the reason in a sentence that refers to the parts by their roles.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from string import Formatter
 from typing import NamedTuple, Protocol
 
@@ -85,7 +86,8 @@ def excludes(*traits: str, because: str) -> Constraint:
     return Constraint(_known(traits), False, because)
 
 
-def _known(traits: Iterable[str]) -> frozenset[str]:
+@cache
+def _known(traits: tuple[str, ...]) -> frozenset[str]:
     named = frozenset(traits)
     if unknown := named - TRAITS.keys():
         raise ValueError(
@@ -100,7 +102,7 @@ def those(**claims: bool) -> frozenset[str]:
     >>> sorted(those(unbiased=True, wants_unbiased=True, contracts=False))
     ['unbiased', 'wants unbiased']
     """
-    return _known(name.replace("_", " ") for name, claimed in claims.items() if claimed)
+    return _known(tuple(name.replace("_", " ") for name, claimed in claims.items() if claimed))
 
 
 class Constrained(Protocol):

@@ -126,17 +126,17 @@ def _fitting(then: Callable[[Any], None] | None) -> Callable[[Any], None]:
 
     def check(self: Part) -> None:
         hints = _hints(type(self))
-        for f in fields(self):  # pyright: ignore[reportArgumentType]
+        for f in _fields(type(self)):
             value = getattr(self, f.name)
-            object.__setattr__(self, f.name, _fit(value, hints[f.name], f"{self.name}: {f.name}"))
+            fitting = _fit(value, hints[f.name], f"{self.name}: {f.name}")
+            if fitting is not value:  # a whole number for a float
+                object.__setattr__(self, f.name, fitting)
         if then is not None:
             then(self)
-        for f in fields(self):  # last, since a part's own message says more # pyright: ignore[reportArgumentType]
+        for f in _fields(type(self)):  # last, since a part's own message says more
             value = getattr(self, f.name)
-            require(
-                not isinstance(value, float) or math.isfinite(value),
-                f"{self.name}: {f.name} must be finite, got {value}",
-            )
+            if isinstance(value, float):
+                require(math.isfinite(value), f"{self.name}: {f.name} must be finite, got {value}")
 
     return check
 
@@ -283,6 +283,11 @@ def _hints(cls: type) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
+@cache
+def _fields(cls: type) -> tuple[Any, ...]:
+    return fields(cls)
+
+
 def _fit(value: Any, hint: Any, where: str) -> Any:
     """Check a value against an annotation; an int is accepted for a float."""
     if hint is Any or matches(value, hint):
@@ -327,8 +332,10 @@ def _describe(hint: Any) -> str:
 def _arguments(value: Part) -> list[str]:
     """A part's arguments as text: required ones first and positional, others by name and only where they differ."""
     out = list[str]()
-    for f in fields(value):  # pyright: ignore[reportArgumentType]
+    for f in _fields(type(value)):
         item = getattr(value, f.name)
+        if item is f.default:
+            continue
         if f.default is MISSING and f.default_factory is MISSING:
             out.append(_text(item))
         elif not _same(item, _default(f)):

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 from gossamer.core.binding import Binding
@@ -98,6 +99,7 @@ def is_undirected(topology: Topology, size: int) -> bool:
     return all(set(peers.to) == set(peers.source) for peers in found)
 
 
+@lru_cache(maxsize=64)  # each rank asks for them at every meeting
 def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]]:
     """The two sides of a bipartite graph, rank 0's first; raises AttachError if it is not bipartite."""
     near = [

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +61,20 @@ def test_every_part_says_when_to_use_it(name: str) -> None:
     assert catalogue.read(registry.of()[name]).use, f"{name}: say in its docstring, after 'Use:', when to take it"
 
 
+SQUARES = {"w": (256, 256), "v": (256, 256)}
+
+
+@cache
+def dense(size: int) -> float:
+    return bytes_per_step("allreduce", SQUARES, size)
+
+
 @pytest.mark.parametrize("name", presets())
 def test_what_bytes_are_promised_is_counted(name: str) -> None:
     """Where words say that bytes grow, or that they are a certain part of dense, they must."""
     docs, recipe = catalogue.read(presets()[name]), catalogue.example(name)
-    shapes = {"w": (256, 256), "v": (256, 256)}
     few = 2 + getattr(recipe.schedule, "backups", 0)
-    ratios = {n: bytes_per_step("allreduce", shapes, n) / bytes_per_step(recipe, shapes, n) for n in (few, 4, 32, 100)}
+    ratios = {n: dense(n) / bytes_per_step(recipe, SQUARES, n) for n in (few, 4, 100)}
     grows = ratios[100] < ratios[4] / 4
     assert bool(re.search("bytes grow with (their|the) number", docs.not_for)) == grows
     if "whatever the number of ranks" in docs.use:
@@ -79,14 +87,12 @@ def test_what_bytes_are_promised_is_counted(name: str) -> None:
         assert min(ratios.values()) == pytest.approx(1, rel=1e-4)  # two ranks: the model, and the weight it has
         assert max(ratios.values()) <= 2
     if name == "topk":  # "from 100 ranks on"
-        assert bytes_per_step(recipe, shapes, 99) < bytes_per_step("allreduce", shapes, 99)
+        assert bytes_per_step(recipe, SQUARES, 99) < dense(99)
         assert ratios[100] < 1
     if name == "dgc":  # "with a thousand they are dense's"
-        assert bytes_per_step("allreduce", shapes, 1000) / bytes_per_step(recipe, shapes, 1000) == pytest.approx(
-            1, rel=0.05
-        )
+        assert dense(1000) / bytes_per_step(recipe, SQUARES, 1000) == pytest.approx(1, rel=0.05)
     if name == "diana":  # "from 32 ranks on"
-        assert ratios[32] < 1 < bytes_per_step("allreduce", shapes, 31) / bytes_per_step(recipe, shapes, 31)
+        assert dense(32) / bytes_per_step(recipe, SQUARES, 32) < 1 < dense(31) / bytes_per_step(recipe, SQUARES, 31)
 
 
 def test_of_those_that_meet_at_every_step_powersgd_sends_the_fewest_bytes_from_8_ranks_on() -> None:
@@ -98,6 +104,7 @@ def test_of_those_that_meet_at_every_step_powersgd_sends_the_fewest_bytes_from_8
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
+@cache
 def refusals(name: str) -> list[catalogue.Refusal]:
     return catalogue.refused_with(catalogue.example(name), name)
 

@@ -174,7 +174,6 @@ def _largest(bits: Ints, a: int, length: int) -> np.int32:
 def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
     flat, up = form.flat, raised(form)
 
-    @kernel
     def write(
         x: Floats,
         bits: Ints,
@@ -213,7 +212,15 @@ def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
             gain = _gain(float_of(top), lift)
             _rest(x, a, x.size, run, half, gain, counter, k1, form, flat, rng, out)
 
-    return write
+    write.__qualname__ = _variant("write", form, rng, known, powers)
+    return kernel(write)
+
+
+def _variant(name: str, form: Form, *settings: int) -> str:
+    """A kernel's name in Numba's cache, for it alone: if two processes add kernels of one name at once, one may later load the
+    other's code.
+    """
+    return "_".join(map(str, (name, form.mantissa, form.least, int(form.top), *map(int, settings))))
 
 
 @kernel
@@ -268,7 +275,6 @@ def _say(wire: Bytes, a: int, length: int, unit: np.float32, form: Form, flat: b
 def _reader(form: Form, known: int, anew: bool, powers: bool) -> Read:
     flat, up, fraction = form.flat, raised(form), form.fraction
 
-    @kernel
     def read(wire: Bytes, length: int, tops: Floats | Bytes, weight: np.float32, out: Floats) -> None:
         wide()
         bucket = known if known else length
@@ -283,4 +289,5 @@ def _reader(form: Form, known: int, anew: bool, powers: bool) -> Read:
             largest = np.float32(_top_of(tops[full], up, fraction) if powers else tops[full])
             _say(wire, a, out.size - a, unit_of(largest, weight, top), form, flat, anew, out)
 
-    return read
+    read.__qualname__ = _variant("read", form, known, anew, powers)
+    return kernel(read)
