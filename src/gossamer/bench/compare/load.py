@@ -23,7 +23,7 @@ class LoadMeter:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self.waits = workload.waits if isinstance(workload, EmulatedWorkload) else None
+        self.passes = workload.totals if isinstance(workload, EmulatedWorkload) else None
         self.slices, self.steps, self.seconds = 0, 0, 0.0
         self.totals = dict[str, float]()
         self.before = dict[str, float](), 0.0
@@ -48,7 +48,7 @@ class LoadMeter:
 
     def _now(self) -> dict[str, float]:
         now = {"processor": time.process_time(), MACHINE: _machine()}
-        return now if self.waits is None else {**now, "beside": self.waits.used, "late": self.waits.late}
+        return now if self.passes is None else {**now, "beside": self.passes.used, "late": self.passes.late}
 
 
 def _machine() -> float:
