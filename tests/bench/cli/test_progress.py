@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from tests.bench.report.made import made
 
-from gossamer.bench.cli import compare, progress
+from gossamer.bench.cli import progress, summary
 from gossamer.bench.compare import ComparePlan
 
 LONG = "scatter(ternary()) + error_feedback() + slowmo(12)"
@@ -122,7 +122,7 @@ def test_lines_of_json_say_null_for_what_is_no_number(capsys: pytest.CaptureFixt
 
 
 def test_the_page_to_start_with_shows_the_table_as_it_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    compare.summary(made())
+    summary.summary(made())
     heads = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("recipe")).split()
     page = (Path(__file__).parents[3] / "docs" / "start.md").read_text()
     shown = next(line for line in page.splitlines() if line.startswith("recipe "))
@@ -134,10 +134,10 @@ def test_the_page_to_start_with_shows_the_table_as_it_is_printed(capsys: pytest.
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_outcome_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     paper = Console(width=width, file=io.StringIO(), highlight=False)
-    monkeypatch.setattr(compare, "console", lambda: paper)
+    monkeypatch.setattr(summary, "console", lambda: paper)
     record = made()
     record.runs[3].name = LONG
-    compare.summary(record)
+    summary.summary(record)
     text = paper.file
     assert isinstance(text, io.StringIO)
     lines = text.getvalue().splitlines()
@@ -168,5 +168,5 @@ def test_a_run_that_goes_on_begins_where_it_was_and_says_what_was_spoilt(capsys:
 def test_the_closing_table_says_which_rank_spoilt_what(capsys: pytest.CaptureFixture[str]) -> None:
     record = made(["ddp", "qsgd"], steps=20)
     record.runs[1].skipped_steps, record.runs[1].spoilt = 3, {"1": 2}
-    compare.summary(record)
+    summary.summary(record)
     assert "\nqsgd: 3 steps skipped, 2 of them spoilt by rank 1\n" in capsys.readouterr().out

@@ -89,11 +89,11 @@ def test_a_pass_takes_the_told_time_and_each_gradient_its_share(clock: Clock, lm
 
 
 def test_what_was_used_while_passes_waited_is_summed_up(clock: Clock, lm: EmulatedWorkload) -> None:
-    model, before = lm.model(), (lm.waits.used, lm.waits.late)
+    model, before = lm.model(), (lm.totals.used, lm.totals.late)
     for step in range(2):
         lm.loss(model, lm.batch(step, 0, 1)).backward()
-    assert lm.waits.used - before[0] == pytest.approx(2 * SECONDS / 10)  # a tenth of the time, by this clock
-    assert lm.waits.late == pytest.approx(before[1])
+    assert lm.totals.used - before[0] == pytest.approx(2 * SECONDS / 10)  # a tenth of the time, by this clock
+    assert lm.totals.late == pytest.approx(before[1])
 
 
 def test_what_is_late_does_not_make_the_rest_late(clock: Clock, lm: EmulatedWorkload) -> None:

@@ -13,6 +13,7 @@ from gossamer.bench.workloads.computing import ComputeTime
 from gossamer.bench.workloads.emulated import EmulatedWorkload
 
 MOST = 0.5  # of the cores for as long as computing lasts; above it, ranks wait for cores and not for the network
+LATE = 0.05  # of computing; above it, steps are longer than what was asked for
 MACHINE = "machine"
 
 
@@ -23,7 +24,7 @@ class LoadMeter:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self.waits = workload.waits if isinstance(workload, EmulatedWorkload) else None
+        self.passes = workload.totals if isinstance(workload, EmulatedWorkload) else None
         self.slices, self.steps, self.seconds = 0, 0, 0.0
         self.totals = dict[str, float]()
         self.before = dict[str, float](), 0.0
@@ -48,7 +49,7 @@ class LoadMeter:
 
     def _now(self) -> dict[str, float]:
         now = {"processor": time.process_time(), MACHINE: _machine()}
-        return now if self.waits is None else {**now, "beside": self.waits.used, "late": self.waits.late}
+        return now if self.passes is None else {**now, "beside": self.passes.used, "late": self.passes.late}
 
 
 def _machine() -> float:
@@ -84,20 +85,22 @@ def describe(runs: Sequence[Run], ranks: int, compute: str) -> str:
     busy = [run.busy_cores for run in runs if run.busy_cores is not None]
     if busy:
         told += f"; {_span([each / 1000 for each in busy], 1)} of {cores()} cores were busy, other programs included"
-    return told + _warning(beside, ranks, ComputeTime.of(compute).mean)
+    return told + _warning(beside, max(late), ranks, ComputeTime.of(compute).mean)
 
 
-def _warning(beside: Mapping[str, float], ranks: int, lasts: float) -> str:
-    """Say whose comm threads want too much of the cores for as long as computing lasts; nothing if none does."""
+def _warning(beside: Mapping[str, float], late: float, ranks: int, lasts: float) -> str:
+    """Say whose comm threads want too much of the cores for as long as computing lasts, or that others keep them busy."""
     most = max(beside, key=lambda name: beside[name])
     share = ranks * beside[most] / (cores() * lasts)
-    if share <= MOST:
-        return ""
-    longer = 10 * ceil(100 * lasts * share / MOST)
-    return (
-        f". Under {most}, {ranks} ranks used {share:.0%} of {cores()} cores while computing lasted, and more than "
-        f"{MOST:.0%} means that they wait for cores: give --compute {longer}ms or more, or fewer hosts"
-    )
+    if share > MOST:
+        longer = 10 * ceil(100 * lasts * share / MOST)
+        return (
+            f". Under {most}, {ranks} ranks wanted {share:.0%} of {cores()} cores for as long as computing lasts, and more "
+            f"than {MOST:.0%} means that they wait for cores: give --compute {longer}ms or more, or fewer hosts"
+        )
+    if late > LATE * lasts:
+        return f". More than {LATE:.0%} late: other programs keep the cores busy, so run it again on a quieter machine"
+    return ""
 
 
 def _span(seconds: Sequence[float], digits: int) -> str:

@@ -117,7 +117,7 @@ class _HandOut(torch.autograd.Function):
 
 
 @dataclass
-class Waits:
+class PassTotals:
     """What went on while passes waited, in sum: of the processor, by all threads of this process; and how late they ended."""
 
     used: float = 0.0
@@ -154,7 +154,7 @@ class EmulatedForward:
                 made = self.workload.values.gradient(parameter, arrival.rms * scale, begin + index * 7919)
                 sleep_until(due)
                 if index == 0:
-                    self.workload.waits.add(time.process_time() - used, time.perf_counter() - due)
+                    self.workload.totals.add(time.process_time() - used, time.perf_counter() - due)
                 return made
 
             return gradient
@@ -209,8 +209,8 @@ class EmulatedWorkload(Workload):
         return measure_order(self.real)
 
     @cached_property
-    def waits(self) -> Waits:
-        return Waits()
+    def totals(self) -> PassTotals:
+        return PassTotals()
 
     @cached_property
     def values(self) -> HeavyTails:
