@@ -24,10 +24,11 @@ class EDEN(Codec):
     """EDEN: rotate each block at random, and round each element to the nearest of 2^bits levels for Gaussian numbers.
 
     z = H D2 H D1 x with H = the Hadamard matrix over sqrt(B) and D = random signs; q_j = sign(z_j) c, c the Lloyd-Max level
-    nearest to |z_j| sqrt(B) / |z|; s = |z|^2 / <z, q>; decoded s D1 H D2 H q, so that <decoded, x> = |x|^2 at every draw. Unbiased to
-    1e-3 of its error: with one spike of 1 and one of .9, and one bit, the mean of many draws is off by .00045 of |x|^2.
+    nearest to |z_j| sqrt(B) / |z|; s = |z|^2 / <z, q>; decoded s D1 H D2 H q, so that <decoded, x> = |x|^2 at every draw.
     E|decoded - x|^2 / |x|^2 is .571, .133, .0358, .0096, .0025, .0006 for 1 to 6 bits, whatever the gradient's distribution. The
     codec states a little more, which is the mean over random signs as measured and no bound: for fixed signs the worst is B - 1.
+    Unbiased, but for blocks with a few nonzero elements: of two spikes (1 and .9) in one bit the mean of many draws is off by .00003
+    of |x|^2 in blocks of 1024, .0004 in 256, .0085 in 64.
 
     Use: for 2 bits where `qsgd` needs 3 or 4, and for 1 (`scatter(eden(1), answer=eden(2))`), without a memory: on gradients of a
     language model 2 bits had a squared error of .131 of the gradient's, `qsgd` with 3 bits .183, with 2 bits 1.43.

@@ -16,6 +16,8 @@ from gossamer.kernels.gpu.quantise import codes_at
 from gossamer.kernels.layout import PLANE_BLOCK, Rotated
 
 _BLOCKS = 4  # blocks of one packing program
+# The fewest warps that hold a block need more registers each, and have them.
+_WIDE = OPTIONS | ({"maxnreg": 255} if "maxnreg" in OPTIONS else {})
 
 
 def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Tensor) -> None:
@@ -24,7 +26,7 @@ def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Ten
     codes = torch.empty(n, dtype=torch.uint8, device=x.device)
     for begin, count, size in Rotated(n, block).stretches:
         _encode[(count,)](
-            x, levels, limits, scales, codes, begin, at, *words(key), bits, size, num_warps=_warps(size), **OPTIONS
+            x, levels, limits, scales, codes, begin, at, *words(key), bits, size, num_warps=_warps(size), **_WIDE
         )
         at += count
     if n:
@@ -35,9 +37,7 @@ def read(wire: Tensor, bits: int, block: int, key: Tensor, units: Tensor, out: T
     n, at = out.numel(), 0
     levels, _ = tables_on(bits, out.device)
     for begin, count, size in Rotated(n, block).stretches:
-        _read[(count,)](
-            wire, levels, key, units, out, n, begin, at, anew, bits, size, num_warps=_warps(size), **OPTIONS
-        )
+        _read[(count,)](wire, levels, key, units, out, n, begin, at, anew, bits, size, num_warps=_warps(size), **_WIDE)
         at += count
 
 
