@@ -176,12 +176,14 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES = 37_200  # the goal is 30,000: what is above it is to be cut
+LIBRARY_LINES = (
+    38_400  # the goal is 30,000: what is above it is to be cut; 1,200 of these are the codec eden and its kernels
+)
 TOOL_LINES = 14_600  # the goal is 10,000
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 70  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
+LONG = 71  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
 SMALL_FILES = 73
 
 

@@ -19,7 +19,7 @@ from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.kernels.gaussian import LEVELS
-from gossamer.kernels.layout import Rotated, plane_bytes
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 from gossamer.recipe import Recipe
 
 CPU = [b for b in kernels.backends() if b != "triton"]
@@ -226,10 +226,10 @@ def test_backends_write_and_read_the_same_bits(width: int) -> None:
             with kernels.using(backend):
                 scales = torch.zeros(Rotated(numel, size).blocks)
                 wire = torch.zeros(plane_bytes(numel, width), dtype=torch.uint8)
-                kernels.eden_encode(x, width, size, key, scales, wire)
+                kernels.eden_encode(x, Rotation(width, size), key, scales, wire)
                 added, anew = x.clone(), x.clone()
-                kernels.eden_accumulate(wire, width, size, words, scales, added, 0.3)
-                kernels.eden_decode(wire, width, size, words, scales, anew)
+                kernels.eden_accumulate(wire, Rotation(width, size), words, scales, added, 0.3)
+                kernels.eden_decode(wire, Rotation(width, size), words, scales, anew)
                 found.append([wire, scales, added, anew])
         for a, b in zip(*found, strict=True):
             assert torch.equal(a.isnan() if a.is_floating_point() else a, b.isnan() if b.is_floating_point() else b)

@@ -186,9 +186,9 @@ def by_block(n: int, bits: int, block: int, shift: int = 0) -> None:
     """Blocks that are rotated."""
     n, wire = n // 64 * 64, vector(layout.plane_bytes(n // 64 * 64, bits), torch.uint8, shift)
     x, scales, key = vector(n, shift=shift), vector(layout.Rotated(n, block).blocks), vector(2, torch.int32)
-    kernels.eden_encode(x, bits, block, KEY, scales, wire)
-    kernels.eden_accumulate(wire, bits, block, key, scales, x)
-    kernels.eden_decode(wire, bits, block, key, scales, x)
+    kernels.eden_encode(x, layout.Rotation(bits, block), KEY, scales, wire)
+    kernels.eden_accumulate(wire, layout.Rotation(bits, block), key, scales, x)
+    kernels.eden_decode(wire, layout.Rotation(bits, block), key, scales, x)
 
 
 def quick(capability: int) -> None:

@@ -12,7 +12,7 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.wire import expect, take
 from gossamer.kernels.gaussian import levels_of
-from gossamer.kernels.layout import ROTATED_LEAST, ROTATED_MOST, Rotated, plane_bytes
+from gossamer.kernels.layout import ROTATED_LEAST, ROTATED_MOST, Rotated, Rotation, plane_bytes
 
 _KEY = 8  # bytes of the key of the signs, at the head of a wire
 _OMEGA = (0.60, 0.14, 0.038, 0.0102, 0.0027, 0.0007)  # of 1 to 6 bits: the mean over rotations, as measured
@@ -86,7 +86,7 @@ class EDEN(Codec):
         for i in range(2):
             words[i : i + 1].fill_((key[i] + 2**31) % 2**32 - 2**31)  # as signed numbers, which torch has
         inside = block.numel - left.numel()
-        kernels.eden_encode(flat[:inside], self.bits, self.block, key, scales, codes)
+        kernels.eden_encode(flat[:inside], self._form, key, scales, codes)
         left.copy_(flat[inside:])
         return wire
 
@@ -96,7 +96,7 @@ class EDEN(Codec):
         elif layout.numel:
             words, scales, left, codes = self._open(wire, layout)
             inside = layout.numel - left.numel()
-            kernels.eden_decode(codes, self.bits, self.block, words, scales, out[:inside])
+            kernels.eden_decode(codes, self._form, words, scales, out[:inside])
             out[inside:].copy_(left)
         else:
             expect(wire, 0, "eden")
@@ -109,7 +109,7 @@ class EDEN(Codec):
         elif layout.numel:
             words, scales, left, codes = self._open(wire, layout)
             inside = layout.numel - left.numel()
-            kernels.eden_accumulate(codes, self.bits, self.block, words, scales, into[:inside], weight)
+            kernels.eden_accumulate(codes, self._form, words, scales, into[:inside], weight)
             into[inside:].add_(left, alpha=weight)
         else:
             expect(wire, 0, "eden")
@@ -129,6 +129,10 @@ class EDEN(Codec):
         scales, rest = take(rest, torch.float32, plan.blocks)
         left, codes = take(rest, torch.float32, plan.n - plan.inside)
         return words, scales, left, codes
+
+    @property
+    def _form(self) -> Rotation:
+        return Rotation(self.bits, self.block)
 
     def _plan(self, layout: Layout) -> Rotated:
         return Rotated(layout.numel, self.block)

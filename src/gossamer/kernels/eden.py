@@ -8,10 +8,10 @@ from torch import Tensor
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.layout import Rotated, require_count, require_length, require_vector
+from gossamer.kernels.layout import Rotated, Rotation, require_count, require_length, require_vector
 
 
-def eden_encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, out: Tensor) -> None:
+def eden_encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, out: Tensor) -> None:
     """Write the scale of each block to `scales`, and the codes of all elements, packed as planes, to `out`.
 
     A block is z = H D2 H D1 x, with H = the Hadamard matrix over sqrt(its size), D1 and D2 = random signs: bit j % 32 of
@@ -22,38 +22,39 @@ def eden_encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, out:
     """
     require_vector("x", x)
     require_vector("scales", scales)
-    require_count("scales", scales, _plan(x, bits, block).blocks)
-    require_length(f"eden {bits} bits", out, layout.plane_bytes(x.numel(), bits))
-    twin("eden", "encode", x.device)(x, bits, block, key, scales, out)
+    require_count("scales", scales, _plan(x, form).blocks)
+    require_length(f"eden {form.bits} bits", out, layout.plane_bytes(x.numel(), form.bits))
+    twin("eden", "encode", x.device)(x, form, key, scales, out)
 
 
 def eden_accumulate(
-    wire: Tensor, bits: int, block: int, key: Tensor, scales: Tensor, out: Tensor, weight: float = 1.0
+    wire: Tensor, form: Rotation, key: Tensor, scales: Tensor, out: Tensor, weight: float = 1.0
 ) -> None:
     """out += weight * scale * D1 H D2 H levels, in place; a block whose scale is not finite becomes NaN throughout.
 
     The key is the two words of `eden_encode`'s, as int32. Reads bits / 8 + 4 and writes 4 bytes per element.
     """
-    _read(wire, bits, block, key, layout.units(scales, weight, 1), out, False)
+    _read(wire, form, key, layout.units(scales, weight, 1), out, False)
 
 
-def eden_decode(wire: Tensor, bits: int, block: int, key: Tensor, scales: Tensor, out: Tensor) -> None:
+def eden_decode(wire: Tensor, form: Rotation, key: Tensor, scales: Tensor, out: Tensor) -> None:
     """out = what `eden_accumulate` adds to zeros, bit for bit, without a pass that writes zeros."""
-    _read(wire, bits, block, key, layout.units(scales, 1.0, 1), out, True)
+    _read(wire, form, key, layout.units(scales, 1.0, 1), out, True)
 
 
-def _read(wire: Tensor, bits: int, block: int, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
+def _read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
     require_vector("out", out)
     require_vector("key", key, torch.int32)
     require_count("key", key, 2)
-    require_count("scales", units, _plan(out, bits, block).blocks)
-    require_length(f"eden {bits} bits", wire, layout.plane_bytes(out.numel(), bits))
-    twin("eden", "read", out.device)(wire, bits, block, key, units, out, anew)
+    require_count("scales", units, _plan(out, form).blocks)
+    require_length(f"eden {form.bits} bits", wire, layout.plane_bytes(out.numel(), form.bits))
+    twin("eden", "read", out.device)(wire, form, key, units, out, anew)
 
 
-def _plan(x: Tensor, bits: int, block: int) -> Rotated:
-    if not 1 <= bits <= 6:
-        raise ValueError(f"bits must be between 1 and 6, got {bits}")
+def _plan(x: Tensor, form: Rotation) -> Rotated:
+    if not 1 <= form.bits <= 6:
+        raise ValueError(f"bits must be between 1 and 6, got {form.bits}")
+    block = form.block
     if block & (block - 1) or not layout.ROTATED_LEAST <= block <= layout.ROTATED_MOST:
         raise ValueError(f"block must be a power of two from 64 to 4096, got {block}")
     if x.numel() % layout.ROTATED_LEAST or x.numel() > layout.ROTATED_LONGEST:

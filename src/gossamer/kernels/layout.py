@@ -213,6 +213,13 @@ class Coded(NamedTuple):
         return -(-(self.n // 64 * 64) // length) + (self.n % 64 > 0)
 
 
+class Rotation(NamedTuple):
+    """How rotated blocks are written: the bits of a code, and the elements of a block."""
+
+    bits: int
+    block: int
+
+
 class Rotated(NamedTuple):
     """The blocks of a vector that is rotated: `block` elements as often as they fit, then half, a quarter, ... down to 64.
 

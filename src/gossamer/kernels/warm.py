@@ -13,7 +13,7 @@ from gossamer.kernels.follow import follow
 from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
-from gossamer.kernels.layout import Rotated, plane_bytes
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
@@ -119,12 +119,12 @@ def _sketch(x: Tensor) -> None:
 
 
 def _eden(x: Tensor) -> None:
-    inside = x[: x.numel() // 64 * 64]
+    inside, form = x[: x.numel() // 64 * 64], Rotation(2, 1024)
     scales, key = inside.new_zeros(Rotated(inside.numel(), 1024).blocks), inside.new_zeros(2, dtype=torch.int32)
     wire = torch.empty(plane_bytes(inside.numel(), 2), dtype=torch.uint8, device=x.device)
-    eden_encode(inside, 2, 1024, _KEY, scales, wire)
-    eden_accumulate(wire, 2, 1024, key, scales, inside.clone())
-    eden_decode(wire, 2, 1024, key, scales, inside.clone())
+    eden_encode(inside, form, _KEY, scales, wire)
+    eden_accumulate(wire, form, key, scales, inside.clone())
+    eden_decode(wire, form, key, scales, inside.clone())
 
 
 def _follow(x: Tensor) -> None:

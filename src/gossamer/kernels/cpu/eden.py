@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, float_of, kernel, prefetch, wide
 from gossamer.kernels.cpu.hadamard import (
+    Room,
     added32,
     down2,
     down4,
@@ -27,59 +28,38 @@ from gossamer.kernels.cpu.hadamard import (
     up8,
 )
 from gossamer.kernels.cpu.hashing import start, word
-from gossamer.kernels.cpu.nearest import (
-    mean1,
-    mean2,
-    mean3,
-    mean4,
-    mean5,
-    mean6,
-    round1,
-    round2,
-    round3,
-    round4,
-    round5,
-    round6,
-)
+from gossamer.kernels.cpu.nearest import read_block, round_block
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
-from gossamer.kernels.cpu.signs import Words
 from gossamer.kernels.gaussian import tables_on
-from gossamer.kernels.layout import PLANE_BLOCK, ROTATED_MOST, SECOND_SIGNS
+from gossamer.kernels.layout import PLANE_BLOCK, ROTATED_MOST, SECOND_SIGNS, Rotation
 
-Room = tuple[Floats, Floats, Words, Words]  # a block, its transpose, and the signs of both rotations
-Tables = tuple[Floats, Floats]  # levels, and the limits between them
+Key32 = tuple[np.uint32, np.uint32]
+Tables = tuple[Floats, Floats]
 _WORDS = ROTATED_MOST // 32
 
 
-def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Tensor) -> None:
-    values, (levels, limits) = x.detach().numpy(), tables_on(bits, x.device)
+def encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, wire: Tensor) -> None:
+    levels, limits = tables_on(form.bits, x.device)
     tables = levels.numpy(), limits.numpy()
-    _encode(values, values.view(np.int32), bits, block, start(key), tables, scales.numpy(), wire.numpy())
+    _encode(x.detach().numpy(), (form.bits, form.block), start(key), tables, scales.numpy(), wire.numpy())
 
 
-def read(wire: Tensor, bits: int, block: int, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
-    first, k1 = (np.uint32(int(k) & 0xFFFFFFFF) for k in key.tolist())
-    levels, _ = tables_on(bits, out.device)
-    _read(wire.numpy(), bits, block, (first, k1), levels.numpy(), units.numpy(), out.detach().numpy(), anew)
+def read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
+    first, second = key.tolist()
+    tables = tables_on(form.bits, out.device)[0].numpy(), units.numpy()
+    _read(
+        wire.numpy(), (form.bits, form.block), start((first, second & 0xFFFFFFFF)), tables, out.detach().numpy(), anew
+    )
 
 
 @kernel
-def _encode(
-    x: Floats,
-    magnitudes: Ints,
-    bits: int,
-    block: int,
-    key: tuple[np.uint32, np.uint32],
-    tables: Tables,
-    scales: Floats,
-    wire: Bytes,
-) -> None:
+def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales: Floats, wire: Bytes) -> None:
+    """Encode with these levels, and limits between them."""
     wide()
-    rows = full_rows(wire, bits, x.size)
-    codes = np.zeros(CHUNK, np.uint8)
+    bits, size = form
+    rows, magnitudes, tops = full_rows(wire, bits, x.size), x.view(np.int32), scales.view(np.int32)
+    codes, room, i = np.zeros(CHUNK, np.uint8), _room(), 0
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
-    room, limits, tops = _room(), np.empty(tables[1].size, np.float32), scales.view(np.int32)
-    i, size = 0, block
     for lo in range(0, x.size, CHUNK):
         at, hi = lo, min(lo + CHUNK, x.size)
         while at < hi:
@@ -89,10 +69,11 @@ def _encode(
             top = _top(magnitudes, at, at + size)
             power = min(max(np.int32(255) - np.int32(top >> np.int32(23)), np.int32(1)), np.int32(253))
             _draw(at // 32, size // 32, key, room)
-            _take(x, at, size, float_of(np.int32(power << np.int32(23))), room)
+            for r in range(size // 32):
+                taken32(x, at + 32 * r, float_of(np.int32(power << np.int32(23))), room, r)
             _mix(room, size)
             back = float_of(np.int32(np.int32(np.int32(254) - power) << np.int32(23)))
-            scales[i] = _scale(room, size, bits, tables, limits, codes, at - lo) * back
+            scales[i] = _scale(room, size, bits, tables, codes, at - lo) * back
             if top >= np.int32(0x7F800000):
                 tops[i] = np.int32(0x7FC00000)
             at, i = at + size, i + 1
@@ -101,22 +82,12 @@ def _encode(
 
 
 @kernel
-def _read(
-    wire: Bytes,
-    bits: int,
-    block: int,
-    key: tuple[np.uint32, np.uint32],
-    levels: Floats,
-    units: Floats,
-    out: Floats,
-    anew: bool,
-) -> None:
+def _read(wire: Bytes, form: tuple[int, int], key: Key32, tables: Tables, out: Floats, anew: bool) -> None:
+    """Decode with these levels, and units of the blocks."""
     wide()
-    rows = full_rows(wire, bits, out.size)
-    codes = np.zeros(CHUNK, np.uint8)
+    bits, size = form
+    rows, codes, room, i = full_rows(wire, bits, out.size), np.zeros(CHUNK, np.uint8), _room(), 0
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
-    room = _room()
-    i, size = 0, block
     for lo in range(0, out.size, CHUNK):
         at, hi = lo, min(lo + CHUNK, out.size)
         unpack_blocks(rows, lo // PLANE_BLOCK, bits, blocks, (hi - lo) // PLANE_BLOCK)
@@ -127,20 +98,21 @@ def _read(
                 size //= 2
             prefetch(out, at + size, at + 2 * size)
             _draw(at // 32, size // 32, key, room)
-            _mean(codes, at - lo, size, bits, levels, room)
+            read_block(room, size, bits, tables[0], codes, at - lo)
             _mix(room, size)
-            _give(room, size, units[i], out, at, anew)
+            factors = (np.float32(1.0 / size), tables[1][i])
+            for r in range(size // 32):
+                if anew:
+                    put32(room, r, factors, out, at + 32 * r)
+                else:
+                    added32(room, r, factors, out, at + 32 * r)
             at, i = at + size, i + 1
 
 
 @kernel
 def _room() -> Room:
-    return (
-        np.empty(ROTATED_MOST, np.float32),
-        np.empty(ROTATED_MOST, np.float32),
-        np.empty(_WORDS, np.uint32),
-        np.empty(_WORDS, np.uint32),
-    )
+    block, turned = np.empty(ROTATED_MOST, np.float32), np.empty(ROTATED_MOST, np.float32)
+    return block, turned, np.empty(_WORDS, np.uint32), np.empty(_WORDS, np.uint32), np.empty(32, np.float32)
 
 
 @kernel
@@ -156,7 +128,7 @@ def _top(bits: Ints, a: int, b: int) -> np.int32:
 
 
 @kernel
-def _draw(first: int, count: int, key: tuple[np.uint32, np.uint32], room: Room) -> None:
+def _draw(first: int, count: int, key: Key32, room: Room) -> None:
     """Draw the signs of a block whose first word has this number."""
     wide()
     counter = np.uint32(key[0] + np.uint32(first))
@@ -165,22 +137,6 @@ def _draw(first: int, count: int, key: tuple[np.uint32, np.uint32], room: Room) 
     counter = np.uint32(counter + np.uint32(SECOND_SIGNS))
     for j in range(count):
         room[3][np.uint64(j)] = word(np.uint32(counter + np.uint32(j)), key[1])
-
-
-@kernel
-def _take(x: Floats, at: int, size: int, factor: np.float32, room: Room) -> None:
-    for r in range(size // 32):
-        taken32(x, at + 32 * r, factor, room[2][np.uint64(r)], room[0], 32 * r)
-
-
-@kernel
-def _give(room: Room, size: int, unit: np.float32, out: Floats, at: int, anew: bool) -> None:
-    factors = (np.float32(1.0 / size), unit)
-    for r in range(size // 32):
-        if anew:
-            put32(room[0], 32 * r, factors, room[2][np.uint64(r)], out, at + 32 * r)
-        else:
-            added32(room[0], 32 * r, factors, room[2][np.uint64(r)], out, at + 32 * r)
 
 
 @kernel
@@ -197,7 +153,7 @@ def _mix(room: Room, size: int) -> None:
             up8(turned, r * rows + c, rows)
     for r in range(8):
         for c in range(0, rows, 8):
-            signed4(turned, r * rows + c, 8 * rows, room[3], c, r)
+            signed4(room, rows, r, c)
     for r in range(0, 32, 8):
         for c in range(0, rows, 8):
             down8(turned, r * rows + c, rows)
@@ -246,7 +202,7 @@ def _turn(x: Floats, rows: int, columns: int, out: Floats) -> None:
     """Write the transpose of a matrix."""
     for r in range(0, rows, 8):
         for c in range(0, columns, 8):
-            turned8(x, r * columns + c, columns, out, c * rows + r, rows)
+            turned8(x, r * columns + c, out, c * rows + r, (columns, rows))
 
 
 @kernel
@@ -276,72 +232,28 @@ def _butterflies(x: Floats, size: int, step: int) -> None:
 
 
 @kernel
-def _scale(room: Room, size: int, bits: int, tables: Tables, limits: Floats, codes: Bytes, to: int) -> np.float32:
+def _scale(room: Room, size: int, bits: int, tables: Tables, codes: Bytes, to: int) -> np.float32:
     """Round the rotated block to codes; returns its scale."""
-    mean = np.float32(_squares(room, size) * np.float32(1.0 / size))
+    for j in range(0, size // 8, 8):
+        squared8(room[0], j, size // 8, room[1])
+    mean = np.float32(_sum(room[1], size // 8) * np.float32(1.0 / size))
     root = np.float32(np.sqrt(mean))
-    for i in range(limits.size):
-        limits[i] = np.float32(tables[1][i] * root)
-    _round(room, size, bits, tables[0], limits, codes, to)
-    _fold(room[1], size, size)
-    return np.float32(0) if mean == np.float32(0) else np.float32(mean / room[1][0])
+    for i in range(tables[1].size):
+        room[4][i] = np.float32(tables[1][i] * root)
+    round_block(room, size, bits, tables[0], codes, to)
+    total = _sum(room[1], size)
+    return np.float32(0) if mean == np.float32(0) else np.float32(mean / total)
 
 
 @kernel
-def _squares(room: Room, size: int) -> np.float32:
-    """The sum of the block's squares: halves onto halves."""
-    stride = size // 8
-    for j in range(0, stride, 8):
-        squared8(room[0], j, stride, room[1], j)
-    _fold(room[1], stride, stride)
-    return room[1][0]
-
-
-@kernel
-def _fold(x: Floats, size: int, left: int) -> None:
-    """Add halves onto halves, until the sum is in the first element."""
-    while left >= 64:
-        left //= 8
-        for j in range(0, left, 8):
-            folded8(x, j, left, x, j)
-    while left > 1:
-        left //= 2
-        for j in range(left):
-            x[j] += x[j + left]
-
-
-@kernel
-def _round(room: Room, size: int, bits: int, levels: Floats, limits: Floats, codes: Bytes, to: int) -> None:
-    """The codes of the rotated block, and the products of its elements with their levels in the transpose's place."""
-    z, products = room[0], room[1]
-    for j in range(0, size, 16):
-        if bits == 1:
-            round1(z, j, limits, levels, codes, to + j, products)
-        elif bits == 2:
-            round2(z, j, limits, levels, codes, to + j, products)
-        elif bits == 3:
-            round3(z, j, limits, levels, codes, to + j, products)
-        elif bits == 4:
-            round4(z, j, limits, levels, codes, to + j, products)
-        elif bits == 5:
-            round5(z, j, limits, levels, codes, to + j, products)
-        else:
-            round6(z, j, limits, levels, codes, to + j, products)
-
-
-@kernel
-def _mean(codes: Bytes, at: int, size: int, bits: int, levels: Floats, room: Room) -> None:
-    """The levels of a block's codes."""
-    for j in range(0, size, 16):
-        if bits == 1:
-            mean1(codes, at + j, levels, room[0], j)
-        elif bits == 2:
-            mean2(codes, at + j, levels, room[0], j)
-        elif bits == 3:
-            mean3(codes, at + j, levels, room[0], j)
-        elif bits == 4:
-            mean4(codes, at + j, levels, room[0], j)
-        elif bits == 5:
-            mean5(codes, at + j, levels, room[0], j)
-        else:
-            mean6(codes, at + j, levels, room[0], j)
+def _sum(x: Floats, size: int) -> np.float32:
+    """The sum: halves onto halves, in place."""
+    while size >= 64:
+        size //= 8
+        for j in range(0, size, 8):
+            folded8(x, j, size, x)
+    while size > 1:
+        size //= 2
+        for j in range(size):
+            x[j] += x[j + size]
+    return x[0]

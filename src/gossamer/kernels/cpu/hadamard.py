@@ -1,6 +1,7 @@
-"""Butterflies of a Hadamard transform on eight columns at once, and turns of squares of eight rows.
+"""Pieces of a rotation: butterflies of rows on eight columns at once, signs, squares of eight rows transposed, and sums.
 
-In one piece each, as in `signs.py`: a loop of so few is looked at for overlaps for longer than it takes.
+In one piece each, as in `signs.py`: a loop of so few is looked at for overlaps for longer than it takes. A block is a matrix
+with rows of 32 in the first array of a room; its transpose is in the second, and the words of the signs are in the others.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -15,202 +17,189 @@ from numba.extending import intrinsic
 from gossamer.kernels.cpu.compile import Floats
 from gossamer.kernels.cpu.signs import Words
 
-LANES = 8
-COLUMNS = 32  # elements of one row: as many as a word has signs
-_FLOATS, _INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.IntType(32), LANES)
-_WORD, _LONG = ir.IntType(32), ir.IntType(64)
-Step = Callable[[Floats, int, int], None]
-SignedStep = Callable[[Floats, int, int, Words, int, int], None]
-Turn = Callable[[Floats, int, int, Floats, int, int], None]
+Room = tuple[Floats, Floats, Words, Words, Floats]  # with room for a few limits at last
+WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_TOP = -(2**31)
 
 
-def _pointer(context: Any, builder: Any, vector: Any, kind: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(kind)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
+class Vectors:
+    """Writes the instructions of an intrinsic for so many numbers at once."""
+
+    def __init__(self, context: Any, builder: Any, lanes: int) -> None:
+        self.context, self.builder, self.lanes = context, builder, lanes
+        self.ints, self.floats = ir.VectorType(WORD, lanes), ir.VectorType(FLOAT, lanes)
+
+    def member(self, room: Any, kind: Any, i: int) -> tuple[Any, Any]:
+        """An array of a tuple of arrays, as its type and its value."""
+        return kind.types[i], self.builder.extract_value(room, i)
+
+    def place(self, array: tuple[Any, Any], index: Any, vector: Any = None) -> Any:
+        """The pointer to the vector that begins at an element."""
+        data = self.context.make_array(array[0])(self.context, self.builder, array[1]).data
+        place = self.builder.gep(data, [index])
+        return self.builder.bitcast(place, (vector or self.floats).as_pointer())
+
+    def rows(self, array: tuple[Any, Any], at: Any, stride: Any, count: int) -> list[Any]:
+        """The pointers to as many columns of `count` rows."""
+        steps = [self.builder.mul(stride, LONG(i)) for i in range(count)]
+        return [self.place(array, self.builder.add(at, step)) for step in steps]
+
+    def load(self, place: Any, align: int = 4) -> Any:
+        loaded = self.builder.load(place)
+        loaded.align = align
+        return loaded
+
+    def store(self, values: list[Any], places: list[Any]) -> Any:
+        for value, place in zip(values, places, strict=True):
+            self.builder.store(value, place).align = 4
+        return self.context.get_dummy_value()
+
+    def all(self, value: Any, vector: Any) -> Any:
+        """One number in all lanes."""
+        none = ir.Constant(vector, ir.Undefined)
+        first = self.builder.insert_element(none, value, WORD(0))
+        return self.builder.shuffle_vector(first, none, self.constant(0))
+
+    def constant(self, value: int) -> Any:
+        return ir.Constant(self.ints, [value] * self.lanes)
+
+    def flip(self, values: Any, words: Any, shifts: Any) -> Any:
+        """Change signs where a word, shifted up, has its highest bit set."""
+        signs = self.builder.and_(self.builder.shl(words, shifts), self.constant(_TOP))
+        bits = self.builder.xor(self.builder.bitcast(values, self.ints), signs)
+        return self.builder.bitcast(bits, self.floats)
+
+    def butterflies(self, rows: list[Any], down: bool) -> list[Any]:
+        """Sums and differences of rows: of neighbours first, or of neighbours last."""
+        steps = [1 << k for k in range(len(rows).bit_length() - 1)]
+        for step in reversed(steps) if down else steps:
+            for i in [i for i in range(len(rows)) if not i & step]:
+                a, b = rows[i], rows[i | step]
+                rows[i], rows[i | step] = self.builder.fadd(a, b), self.builder.fsub(a, b)
+        return rows
+
+    def halves(self, rows: list[Any]) -> Any:
+        """The sum of rows: halves onto halves."""
+        while len(rows) > 1:
+            half = len(rows) // 2
+            rows = [self.builder.fadd(a, b) for a, b in zip(rows[:half], rows[half:], strict=True)]
+        return rows[0]
 
 
-def _places(context: Any, builder: Any, kind: Any, array: Any, at: Any, stride: Any, count: int) -> list[Any]:
-    """Pointers to eight columns of `count` rows."""
-    places = list[Any]()
-    for i in range(count):
-        index = builder.add(at, builder.mul(stride, _LONG(i))) if i else at
-        places.append(_pointer(context, builder, _FLOATS, kind, array, index))
-    return places
-
-
-def _load(builder: Any, place: Any) -> Any:
-    loaded = builder.load(place)
-    loaded.align = 4
-    return loaded
-
-
-def _splat(builder: Any, vector: Any, value: Any) -> Any:
-    first = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _WORD(0))
-    return builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), ir.Constant(_INTS, [0] * LANES))
-
-
-def _halves(builder: Any, rows: list[Any], step: int) -> list[Any]:
-    """One level of butterflies: the sum and the difference of rows that are `step` apart."""
-    out = list[Any](rows)
-    for i in range(len(rows)):
-        if not i & step:
-            out[i], out[i | step] = builder.fadd(rows[i], rows[i | step]), builder.fsub(rows[i], rows[i | step])
-    return out
-
-
-def _levels(builder: Any, rows: list[Any], down: bool) -> list[Any]:
-    steps = [1 << k for k in range(len(rows).bit_length() - 1)]
-    for step in reversed(steps) if down else steps:
-        rows = _halves(builder, rows, step)
-    return rows
-
-
-def _step(count: int, down: bool) -> Step:
+def _step(count: int, down: bool) -> Callable[[Floats, int, int], None]:
     """Butterflies of `count` rows, `stride` apart, whose first begins at `at`."""
 
     def typed(context: Any, x: Any, at: Any, stride: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            array, at, stride = arguments
-            places = _places(context, builder, signature.args[0], array, at, stride, count)
-            rows = _levels(builder, [_load(builder, place) for place in places], down)
-            for row, place in zip(rows, places, strict=True):
-                builder.store(row, place).align = 4
-            return context.get_dummy_value()
+            v, (array, at, stride) = Vectors(context, builder, 8), arguments
+            places = v.rows((signature.args[0], array), at, stride, count)
+            return v.store(v.butterflies([v.load(place) for place in places], down), places)
 
         return types.none(x, types.int64, types.int64), generate
 
-    return cast(Step, intrinsic(typed))
+    return cast(Callable[[Floats, int, int], None], intrinsic(typed))
 
 
 up2, up4, up8 = (_step(count, False) for count in (2, 4, 8))
 down2, down4, down8 = (_step(count, True) for count in (2, 4, 8))
 
 
-def _signed(context: Any, x: Any, at: Any, stride: Any, words: Any, first: Any, bit: Any) -> Any:
-    """Four rows, eight rows of the signs' words apart: butterflies, signs, butterflies back."""
+def _signed(context: Any, room: Any, rows: Any, row: Any, column: Any) -> Any:
+    """Of the transpose rows `row`, row + 8, + 16 and + 24: butterflies, the second signs, and butterflies back."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (array, at, stride, words, first, bit), kinds = arguments, signature.args
-        places = _places(context, builder, kinds[0], array, at, stride, 4)
-        rows = _levels(builder, [_load(builder, place) for place in places], False)
-        signs = _load(builder, _pointer(context, builder, _INTS, kinds[3], words, first))
+        v, (room, rows, row, column) = Vectors(context, builder, 8), arguments
+        turned, words = (v.member(room, signature.args[0], i) for i in (1, 3))
+        at = builder.add(builder.mul(rows, row), column)
+        places = v.rows(turned, at, builder.mul(rows, LONG(8)), 4)
+        found = v.butterflies([v.load(place) for place in places], False)
+        drawn = v.load(v.place(words, column, v.ints))
         for i in range(4):
-            shift = builder.sub(_WORD(31 - 8 * i), builder.trunc(bit, _WORD))
-            moved = builder.and_(builder.shl(signs, _splat(builder, _INTS, shift)), ir.Constant(_INTS, [-(2**31)] * 8))
-            rows[i] = _flipped(builder, rows[i], moved)
-        for row, place in zip(_levels(builder, rows, True), places, strict=True):
-            builder.store(row, place).align = 4
-        return context.get_dummy_value()
+            shift = builder.sub(WORD(31 - 8 * i), builder.trunc(row, WORD))
+            found[i] = v.flip(found[i], drawn, v.all(shift, v.ints))
+        return v.store(v.butterflies(found, True), places)
 
-    return types.none(x, types.int64, types.int64, words, types.int64, types.int64), generate
+    return types.none(room, types.int64, types.int64, types.int64), generate
 
 
-signed4 = cast(SignedStep, intrinsic(_signed))
-
-
-def _turned(context: Any, x: Any, at: Any, stride: Any, out: Any, to: Any, other: Any) -> Any:
-    """Write a square of eight rows and columns to another array, columns as rows."""
+def _turned(context: Any, x: Any, at: Any, out: Any, to: Any, strides: Any) -> Any:
+    """Write a square of eight rows and columns to another array, columns as rows; strides are those of both."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (array, at, stride, out, to, other), kinds = arguments, signature.args
-        rows = [_load(builder, p) for p in _places(context, builder, kinds[0], array, at, stride, LANES)]
+        v, (array, at, out, to, strides) = Vectors(context, builder, 8), arguments
+        first, second = (builder.extract_value(strides, i) for i in range(2))
+        rows = [v.load(place) for place in v.rows((signature.args[0], array), at, first, 8)]
+        for size in (1, 2, 4):  # swap the runs of `size` lanes beside the diagonal, of rows that are `size` apart
+            for i in [i for i in range(8) if not i & size]:
+                a, b = rows[i], rows[i | size]
+                for j, odd in ((i, 0), (i | size, size)):
+                    mask = [k + odd if not k & size else 8 + k - size + odd for k in range(8)]
+                    rows[j] = builder.shuffle_vector(a, b, ir.Constant(v.ints, mask))
+        return v.store(rows, v.rows((signature.args[2], out), to, second, 8))
 
-        def pair(a: Any, b: Any, low: bool, size: int) -> Any:
-            """Runs of `size` lanes, alternately of a and b: the even runs of both, or the odd ones."""
-            mask = [
-                i - i % (2 * size) + i % size + (0 if low else size) + (LANES if i % (2 * size) >= size else 0)
-                for i in range(LANES)
-            ]
-            return builder.shuffle_vector(a, b, ir.Constant(_INTS, mask))
-
-        for size in (1, 2, 4):
-            turned = list[Any](rows)
-            for i in range(LANES):
-                if not i & size:
-                    turned[i] = pair(rows[i], rows[i | size], True, size)
-                    turned[i | size] = pair(rows[i], rows[i | size], False, size)
-            rows = turned
-        for row, place in zip(rows, _places(context, builder, kinds[3], out, to, other, LANES), strict=True):
-            builder.store(row, place).align = 4
-        return context.get_dummy_value()
-
-    return types.none(x, types.int64, types.int64, out, types.int64, types.int64), generate
+    return types.none(x, types.int64, out, types.int64, types.UniTuple(types.int64, 2)), generate
 
 
-turned8 = cast(Turn, intrinsic(_turned))
+def _folder(squared: bool) -> Callable[[Floats, int, Floats], None]:
+    """out[at:][:8] = the sum of eight vectors of x, `stride` apart, or of their squares: halves onto halves."""
 
-
-def _folder(squared: bool) -> Callable[..., None]:
-    """Add eight rows, or their squares: four onto four, two onto two, one onto one."""
-
-    def typed(context: Any, x: Any, at: Any, stride: Any, out: Any, to: Any) -> Any:
+    def typed(context: Any, x: Any, at: Any, stride: Any, out: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            (array, at, stride, out, to), kinds = arguments, signature.args
-            rows = [_load(builder, p) for p in _places(context, builder, kinds[0], array, at, stride, 8)]
+            v, (array, at, stride, out) = Vectors(context, builder, 8), arguments
+            rows = [v.load(place) for place in v.rows((signature.args[0], array), at, stride, 8)]
             rows = [builder.fmul(row, row) for row in rows] if squared else rows
-            while len(rows) > 1:
-                half = len(rows) // 2
-                rows = [builder.fadd(a, b) for a, b in zip(rows[:half], rows[half:], strict=True)]
-            builder.store(rows[0], _pointer(context, builder, _FLOATS, kinds[3], out, to)).align = 4
-            return context.get_dummy_value()
+            return v.store([v.halves(rows)], [v.place((signature.args[3], out), at)])
 
-        return types.none(x, types.int64, types.int64, out, types.int64), generate
+        return types.none(x, types.int64, types.int64, out), generate
 
-    return cast(Callable[..., None], intrinsic(typed))
+    return cast(Any, intrinsic(typed))
 
 
-folded8, squared8 = _folder(False), _folder(True)
-
-
-def _row_signs(builder: Any, word: Any, first: int) -> Any:
-    """Sign bits of eight neighbours, whose first has bit `first` of the word."""
-    shifts = ir.Constant(_INTS, [31 - first - i for i in range(LANES)])
-    return builder.and_(builder.shl(_splat(builder, _INTS, word), shifts), ir.Constant(_INTS, [-(2**31)] * LANES))
-
-
-def _flipped(builder: Any, row: Any, signs: Any) -> Any:
-    return builder.bitcast(builder.xor(builder.bitcast(row, _INTS), signs), _FLOATS)
-
-
-def _taken(context: Any, x: Any, at: Any, factor: Any, word: Any, out: Any, to: Any) -> Any:
-    """Write a row of 32 times a factor, with the signs of a word."""
+def _taken(context: Any, x: Any, at: Any, factor: Any, room: Any, row: Any) -> Any:
+    """A row of the block = 32 elements times a factor, with the first signs."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        (array, at, factor, word, out, to), kinds = arguments, signature.args
-        factors = _splat(builder, _FLOATS, factor)
-        given = _places(context, builder, kinds[0], array, at, _LONG(LANES), 4)
-        written = _places(context, builder, kinds[4], out, to, _LONG(LANES), 4)
-        for i in range(4):
-            row = builder.fmul(_load(builder, given[i]), factors)
-            builder.store(_flipped(builder, row, _row_signs(builder, word, 8 * i)), written[i]).align = 4
-        return context.get_dummy_value()
+        v, (array, at, factor, room, row) = Vectors(context, builder, 8), arguments
+        block, words = (v.member(room, signature.args[3], i) for i in (0, 2))
+        drawn, factors = v.all(builder.load(v.place(words, row, WORD)), v.ints), v.all(factor, v.floats)
+        given = v.rows((signature.args[0], array), at, LONG(8), 4)
+        rows = [builder.fmul(v.load(place), factors) for place in given]
+        rows = [v.flip(each, drawn, ir.Constant(v.ints, _shifts(i))) for i, each in enumerate(rows)]
+        return v.store(rows, v.rows(block, builder.mul(row, LONG(32)), LONG(8), 4))
 
-    return types.none(x, types.int64, types.float32, types.uint32, out, types.int64), generate
-
-
-taken32 = cast(Callable[..., None], intrinsic(_taken))
+    return types.none(x, types.int64, types.float32, room, types.int64), generate
 
 
-def _giver(anew: bool) -> Callable[..., None]:
-    """Write a row of 32 with the signs of a word, times two factors, or add it; writing adds to 0.0."""
+def _giver(anew: bool) -> Callable[[Room, int, tuple[np.float32, np.float32], Floats, int], None]:
+    """out[at:][:32] = a row of the block with the first signs, times two factors; writing adds to 0.0."""
 
-    def typed(context: Any, x: Any, at: Any, factors: Any, word: Any, out: Any, to: Any) -> Any:
+    def typed(context: Any, room: Any, row: Any, factors: Any, out: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            (array, at, factors, word, out, to), kinds = arguments, signature.args
-            first, second = (_splat(builder, _FLOATS, builder.extract_value(factors, i)) for i in range(2))
-            given = _places(context, builder, kinds[0], array, at, _LONG(LANES), 4)
-            written = _places(context, builder, kinds[4], out, to, _LONG(LANES), 4)
-            for i in range(4):
-                row = _flipped(builder, _load(builder, given[i]), _row_signs(builder, word, 8 * i))
-                said = builder.fmul(builder.fmul(row, first), second)
-                old = ir.Constant(_FLOATS, [0.0] * LANES) if anew else _load(builder, written[i])
-                builder.store(builder.fadd(old, said), written[i]).align = 4
-            return context.get_dummy_value()
+            v, (room, row, factors, out, at) = Vectors(context, builder, 8), arguments
+            block, words = (v.member(room, signature.args[0], i) for i in (0, 2))
+            drawn = v.all(builder.load(v.place(words, row, WORD)), v.ints)
+            both = [v.all(builder.extract_value(factors, i), v.floats) for i in range(2)]
+            places = v.rows((signature.args[3], out), at, LONG(8), 4)
+            rows = [v.load(place) for place in v.rows(block, builder.mul(row, LONG(32)), LONG(8), 4)]
+            for i, place in enumerate(places):
+                signed = v.flip(rows[i], drawn, ir.Constant(v.ints, _shifts(i)))
+                said = builder.fmul(builder.fmul(signed, both[0]), both[1])
+                rows[i] = builder.fadd(ir.Constant(v.floats, [0.0] * 8) if anew else v.load(place), said)
+            return v.store(rows, places)
 
         two = types.UniTuple(types.float32, 2)
-        return types.none(x, types.int64, two, types.uint32, out, types.int64), generate
+        return types.none(room, types.int64, two, out, types.int64), generate
 
-    return cast(Callable[..., None], intrinsic(typed))
+    return cast(Any, intrinsic(typed))
 
 
+def _shifts(i: int) -> list[int]:
+    """How far up the bits of the i-th eight of a word's 32 elements are from the highest."""
+    return [31 - 8 * i - lane for lane in range(8)]
+
+
+signed4 = cast(Callable[[Room, int, int, int], None], intrinsic(_signed))
+turned8 = cast(Callable[[Floats, int, Floats, int, tuple[int, int]], None], intrinsic(_turned))
+taken32 = cast(Callable[[Floats, int, np.float32, Room, int], None], intrinsic(_taken))
+folded8, squared8 = (cast(Callable[[Floats, int, int, Floats], None], _folder(s)) for s in (False, True))
 put32, added32 = _giver(True), _giver(False)

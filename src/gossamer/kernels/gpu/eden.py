@@ -13,18 +13,18 @@ from gossamer.kernels.gaussian import tables_on
 from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import word, words
 from gossamer.kernels.gpu.quantise import codes_at
-from gossamer.kernels.layout import PLANE_BLOCK, Rotated
+from gossamer.kernels.layout import PLANE_BLOCK, Rotated, Rotation
 
 _BLOCKS = 4  # blocks of one packing program
 # The fewest warps that hold a block need more registers each, and have them.
 _WIDE = OPTIONS | ({"maxnreg": 255} if "maxnreg" in OPTIONS else {})
 
 
-def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Tensor) -> None:
+def encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, wire: Tensor) -> None:
     n, at = x.numel(), 0
-    levels, limits = tables_on(bits, x.device)
+    (bits, _), (levels, limits) = form, tables_on(form.bits, x.device)
     codes = torch.empty(n, dtype=torch.uint8, device=x.device)
-    for begin, count, size in Rotated(n, block).stretches:
+    for begin, count, size in Rotated(n, form.block).stretches:
         _encode[(count,)](
             x, levels, limits, scales, codes, begin, at, *words(key), bits, size, num_warps=_warps(size), **_WIDE
         )
@@ -33,10 +33,10 @@ def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Ten
         _pack[(triton.cdiv(n, _BLOCKS * PLANE_BLOCK),)](codes, wire, n, bits, _BLOCKS, **OPTIONS)
 
 
-def read(wire: Tensor, bits: int, block: int, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
+def read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
     n, at = out.numel(), 0
-    levels, _ = tables_on(bits, out.device)
-    for begin, count, size in Rotated(n, block).stretches:
+    (bits, _), (levels, _) = form, tables_on(form.bits, out.device)
+    for begin, count, size in Rotated(n, form.block).stretches:
         _read[(count,)](wire, levels, key, units, out, n, begin, at, anew, bits, size, num_warps=_warps(size), **_WIDE)
         at += count
 
@@ -65,14 +65,13 @@ def _signed(x, first, counter, k1, SIZE: tl.constexpr):
 @triton.jit
 def _mixed(x, first, counter, k1, SIZE: tl.constexpr):
     """The transform without its factor, the second signs, and the transform again."""
-    STEPS: tl.constexpr = 5
     for k in tl.static_range(7):
         if 32 << k < SIZE:
             x = _butterflies(x, 32 << k, SIZE)
-    for k in tl.static_range(STEPS):
+    for k in tl.static_range(5):
         x = _butterflies(x, 1 << k, SIZE)
     x = _signed(x, first, counter + 67108864, k1, SIZE)
-    for k in tl.static_range(STEPS):
+    for k in tl.static_range(5):
         x = _butterflies(x, 16 >> k, SIZE)
     for k in tl.static_range(7):
         if 2048 >> k < SIZE:
@@ -114,7 +113,7 @@ def _encode(
     size = tl.abs(z)
     code = tl.zeros([SIZE], tl.int32)
     level = tl.zeros([SIZE], tl.float32) + tl.load(levels)
-    for i in tl.static_range((1 << (BITS - 1)) - 1):
+    for i in range((1 << (BITS - 1)) - 1):  # unrolled it would keep all limits and levels in registers
         above = size > tl.load(limits + i) * root
         code += above.to(tl.int32)
         level = tl.where(above, tl.load(levels + i + 1), level)

@@ -7,28 +7,28 @@ from torch import Tensor
 
 from gossamer.core.rng import Key
 from gossamer.kernels.gaussian import tables_on
-from gossamer.kernels.layout import SECOND_SIGNS, Rotated
+from gossamer.kernels.layout import SECOND_SIGNS, Rotated, Rotation
 from gossamer.kernels.reference.hashing import Words, mix3
 from gossamer.kernels.reference.planes import pack, put, unpack
 
 _ROW = 32  # signs of one word; the butterflies between rows come first, then those inside of a row
 
 
-def encode(x: Tensor, bits: int, block: int, key: Key, scales: Tensor, wire: Tensor) -> None:
+def encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, wire: Tensor) -> None:
     codes, at = torch.empty(x.numel(), dtype=torch.uint8, device=x.device), 0
-    for begin, count, size in Rotated(x.numel(), block).stretches:
+    for begin, count, size in Rotated(x.numel(), form.block).stretches:
         rows = x[begin : begin + count * size].view(count, size)
         signs = _signs(begin, count, size, key, x.device)
-        scales[at : at + count], codes[begin : begin + count * size] = _rounded(rows, signs, bits)
+        scales[at : at + count], codes[begin : begin + count * size] = _rounded(rows, signs, form.bits)
         at += count
-    wire.copy_(pack(codes, bits))
+    wire.copy_(pack(codes, form.bits))
 
 
-def read(wire: Tensor, bits: int, block: int, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
-    codes, at = unpack(wire, bits, out.numel()).long(), 0
-    (levels, _), words = tables_on(bits, out.device), key.long()
+def read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
+    codes, at = unpack(wire, form.bits, out.numel()).long(), 0
+    (levels, _), words = tables_on(form.bits, out.device), key.long()
     meant = torch.cat([levels, -levels])
-    for begin, count, size in Rotated(out.numel(), block).stretches:
+    for begin, count, size in Rotated(out.numel(), form.block).stretches:
         first, second = _signs(begin, count, size, (words[0], words[1]), out.device)
         rows = meant[codes[begin : begin + count * size]].view(count, size)
         said = _mixed(rows, second) * first * (1 / size) * units[at : at + count, None]
