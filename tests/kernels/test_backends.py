@@ -148,6 +148,7 @@ def test_the_benchmark_has_a_row_for_every_kernel():
         "quantise4.decode",
         "levels7.encode",
         "levels7.decode",
+        *(f"eden{bits}.{way}" for bits in (1, 2, 4) for way in ("encode", "decode")),
         "int8.encode",
         "int8.decode",
         "e4m3.encode",
