@@ -179,7 +179,7 @@ HOUSE = House(ROOT)
 LIBRARY_LINES = (
     38_400  # the goal is 30,000: what is above it is to be cut; 1,200 of these are the codec eden and its kernels
 )
-TOOL_LINES = 14_600  # the goal is 10,000
+TOOL_LINES = 14_700  # the goal is 10,000; `bench noise` took 140
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
