@@ -12,17 +12,17 @@ from torch import Tensor
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, float_of, kernel, prefetch, wide
 from gossamer.kernels.cpu.hadamard import (
-    Room,
-    added32,
+    Scratch,
+    add_row,
     down2,
     down4,
     down8,
-    folded8,
-    put32,
+    load_row,
     signed4,
-    squared8,
-    taken32,
-    turned8,
+    store_row,
+    sum8,
+    sum_squares8,
+    transpose8,
     up2,
     up4,
     up8,
@@ -58,7 +58,7 @@ def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales
     wide()
     bits, size = form
     rows, magnitudes, tops = full_rows(wire, bits, x.size), x.view(np.int32), scales.view(np.int32)
-    codes, room, i = np.zeros(CHUNK, np.uint8), _room(), 0
+    codes, scratch, i = np.zeros(CHUNK, np.uint8), _scratch(), 0
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         at, hi = lo, min(lo + CHUNK, x.size)
@@ -68,12 +68,12 @@ def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales
             prefetch(x, at + size, at + 2 * size)
             top = _top(magnitudes, at, at + size)
             power = min(max(np.int32(255) - np.int32(top >> np.int32(23)), np.int32(1)), np.int32(253))
-            _draw(at // 32, size // 32, key, room)
+            _draw_signs(at // 32, size // 32, key, scratch)
             for r in range(size // 32):
-                taken32(x, at + 32 * r, float_of(np.int32(power << np.int32(23))), room, r)
-            _mix(room, size)
+                load_row(x, at + 32 * r, float_of(np.int32(power << np.int32(23))), scratch, r)
+            _rotate(scratch, size)
             back = float_of(np.int32(np.int32(np.int32(254) - power) << np.int32(23)))
-            scales[i] = _scale(room, size, bits, tables, codes, at - lo) * back
+            scales[i] = _scale(scratch, size, bits, tables, codes, at - lo) * back
             if top >= np.int32(0x7F800000):
                 tops[i] = np.int32(0x7FC00000)
             at, i = at + size, i + 1
@@ -86,7 +86,7 @@ def _read(wire: Bytes, form: tuple[int, int], key: Key32, tables: Tables, out: F
     """Decode with these levels, and units of the blocks."""
     wide()
     bits, size = form
-    rows, codes, room, i = full_rows(wire, bits, out.size), np.zeros(CHUNK, np.uint8), _room(), 0
+    rows, codes, scratch, i = full_rows(wire, bits, out.size), np.zeros(CHUNK, np.uint8), _scratch(), 0
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, out.size, CHUNK):
         at, hi = lo, min(lo + CHUNK, out.size)
@@ -97,22 +97,22 @@ def _read(wire: Bytes, form: tuple[int, int], key: Key32, tables: Tables, out: F
             while out.size - at < size:
                 size //= 2
             prefetch(out, at + size, at + 2 * size)
-            _draw(at // 32, size // 32, key, room)
-            read_block(room, size, bits, tables[0], codes, at - lo)
-            _mix(room, size)
+            _draw_signs(at // 32, size // 32, key, scratch)
+            read_block(scratch, size, bits, tables[0], codes, at - lo)
+            _rotate(scratch, size)
             factors = (np.float32(1.0 / size), tables[1][i])
             for r in range(size // 32):
                 if anew:
-                    put32(room, r, factors, out, at + 32 * r)
+                    store_row(scratch, r, factors, out, at + 32 * r)
                 else:
-                    added32(room, r, factors, out, at + 32 * r)
+                    add_row(scratch, r, factors, out, at + 32 * r)
             at, i = at + size, i + 1
 
 
 @kernel
-def _room() -> Room:
-    block, turned = np.empty(ROTATED_MOST, np.float32), np.empty(ROTATED_MOST, np.float32)
-    return block, turned, np.empty(_WORDS, np.uint32), np.empty(_WORDS, np.uint32), np.empty(32, np.float32)
+def _scratch() -> Scratch:
+    block, transposed = np.empty(ROTATED_MOST, np.float32), np.empty(ROTATED_MOST, np.float32)
+    return block, transposed, np.empty(_WORDS, np.uint32), np.empty(_WORDS, np.uint32), np.empty(32, np.float32)
 
 
 @kernel
@@ -128,41 +128,41 @@ def _top(bits: Ints, a: int, b: int) -> np.int32:
 
 
 @kernel
-def _draw(first: int, count: int, key: Key32, room: Room) -> None:
+def _draw_signs(first: int, count: int, key: Key32, scratch: Scratch) -> None:
     """Draw the signs of a block whose first word has this number."""
     wide()
     counter = np.uint32(key[0] + np.uint32(first))
     for j in range(count):
-        room[2][np.uint64(j)] = word(np.uint32(counter + np.uint32(j)), key[1])
+        scratch[2][np.uint64(j)] = word(np.uint32(counter + np.uint32(j)), key[1])
     counter = np.uint32(counter + np.uint32(SECOND_SIGNS))
     for j in range(count):
-        room[3][np.uint64(j)] = word(np.uint32(counter + np.uint32(j)), key[1])
+        scratch[3][np.uint64(j)] = word(np.uint32(counter + np.uint32(j)), key[1])
 
 
 @kernel
-def _mix(room: Room, size: int) -> None:
+def _rotate(scratch: Scratch, size: int) -> None:
     """The transform without its factor, the second signs, and the transform again."""
-    rows, x, turned = size // 32, room[0], room[1]
+    rows, x, transposed = size // 32, scratch[0], scratch[1]
     if rows < 8:
-        _mix_few(room, size)
+        _rotate_few(scratch, size)
         return
-    _climb(x, rows)
-    _turn(x, rows, 32, turned)
+    _levels_up(x, rows)
+    _transpose(x, rows, 32, transposed)
     for r in range(0, 32, 8):
         for c in range(0, rows, 8):
-            up8(turned, r * rows + c, rows)
+            up8(transposed, r * rows + c, rows)
     for r in range(8):
         for c in range(0, rows, 8):
-            signed4(room, rows, r, c)
+            signed4(scratch, rows, r, c)
     for r in range(0, 32, 8):
         for c in range(0, rows, 8):
-            down8(turned, r * rows + c, rows)
-    _turn(turned, 32, rows, x)
-    _fall(x, rows)
+            down8(transposed, r * rows + c, rows)
+    _transpose(transposed, 32, rows, x)
+    _levels_down(x, rows)
 
 
 @kernel
-def _climb(x: Floats, rows: int) -> None:
+def _levels_up(x: Floats, rows: int) -> None:
     """Butterflies between rows, neighbours first."""
     near = 1
     while near < rows:
@@ -180,7 +180,7 @@ def _climb(x: Floats, rows: int) -> None:
 
 
 @kernel
-def _fall(x: Floats, rows: int) -> None:
+def _levels_down(x: Floats, rows: int) -> None:
     """Butterflies between rows, neighbours last."""
     near = rows
     while near > 1:
@@ -198,29 +198,29 @@ def _fall(x: Floats, rows: int) -> None:
 
 
 @kernel
-def _turn(x: Floats, rows: int, columns: int, out: Floats) -> None:
+def _transpose(x: Floats, rows: int, columns: int, out: Floats) -> None:
     """Write the transpose of a matrix."""
     for r in range(0, rows, 8):
         for c in range(0, columns, 8):
-            turned8(x, r * columns + c, out, c * rows + r, (columns, rows))
+            transpose8(x, r * columns + c, out, c * rows + r, (columns, rows))
 
 
 @kernel
-def _mix_few(room: Room, size: int) -> None:
-    """`_mix` of a block of less than eight rows."""
-    x, rows = room[0], size // 32
-    _climb(x, rows)
+def _rotate_few(scratch: Scratch, size: int) -> None:
+    """`_rotate` for a block of less than eight rows."""
+    x, rows = scratch[0], size // 32
+    _levels_up(x, rows)
     step = 1
     while step < 32:
         _butterflies(x, size, step)
         step *= 2
     for j in range(size):
-        if np.uint32(np.uint32(room[3][j // 32] >> np.uint32(j % 32)) & np.uint32(1)):
+        if np.uint32(np.uint32(scratch[3][j // 32] >> np.uint32(j % 32)) & np.uint32(1)):
             x[j] = -x[j]
     while step > 1:
         step //= 2
         _butterflies(x, size, step)
-    _fall(x, rows)
+    _levels_down(x, rows)
 
 
 @kernel
@@ -232,16 +232,16 @@ def _butterflies(x: Floats, size: int, step: int) -> None:
 
 
 @kernel
-def _scale(room: Room, size: int, bits: int, tables: Tables, codes: Bytes, to: int) -> np.float32:
+def _scale(scratch: Scratch, size: int, bits: int, tables: Tables, codes: Bytes, to: int) -> np.float32:
     """Round the rotated block to codes; returns its scale."""
     for j in range(0, size // 8, 8):
-        squared8(room[0], j, size // 8, room[1])
-    mean = np.float32(_sum(room[1], size // 8) * np.float32(1.0 / size))
+        sum_squares8(scratch[0], j, size // 8, scratch[1])
+    mean = np.float32(_sum(scratch[1], size // 8) * np.float32(1.0 / size))
     root = np.float32(np.sqrt(mean))
     for i in range(tables[1].size):
-        room[4][i] = np.float32(tables[1][i] * root)
-    round_block(room, size, bits, tables[0], codes, to)
-    total = _sum(room[1], size)
+        scratch[4][i] = np.float32(tables[1][i] * root)
+    round_block(scratch, size, bits, tables[0], codes, to)
+    total = _sum(scratch[1], size)
     return np.float32(0) if mean == np.float32(0) else np.float32(mean / total)
 
 
@@ -251,7 +251,7 @@ def _sum(x: Floats, size: int) -> np.float32:
     while size >= 64:
         size //= 8
         for j in range(0, size, 8):
-            folded8(x, j, size, x)
+            sum8(x, j, size, x)
     while size > 1:
         size //= 2
         for j in range(size):

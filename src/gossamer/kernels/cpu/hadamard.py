@@ -1,7 +1,7 @@
 """Pieces of a rotation: butterflies of rows on eight columns at once, signs, squares of eight rows transposed, and sums.
 
 In one piece each, as in `signs.py`: a loop of so few is looked at for overlaps for longer than it takes. A block is a matrix
-with rows of 32 in the first array of a room; its transpose is in the second, and the words of the signs are in the others.
+with rows of 32 in the first array of a scratch; its transpose is in the second, and the words of the signs are in the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from gossamer.kernels.cpu.compile import Floats
 from gossamer.kernels.cpu.signs import Words
 
-Room = tuple[Floats, Floats, Words, Words, Floats]  # with room for a few limits at last
+Scratch = tuple[Floats, Floats, Words, Words, Floats]  # with scratch for a few limits at last
 WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _TOP = -(2**31)
 
@@ -29,9 +29,9 @@ class Vectors:
         self.context, self.builder, self.lanes = context, builder, lanes
         self.ints, self.floats = ir.VectorType(WORD, lanes), ir.VectorType(FLOAT, lanes)
 
-    def member(self, room: Any, kind: Any, i: int) -> tuple[Any, Any]:
+    def member(self, scratch: Any, kind: Any, i: int) -> tuple[Any, Any]:
         """An array of a tuple of arrays, as its type and its value."""
-        return kind.types[i], self.builder.extract_value(room, i)
+        return kind.types[i], self.builder.extract_value(scratch, i)
 
     def place(self, array: tuple[Any, Any], index: Any, vector: Any = None) -> Any:
         """The pointer to the vector that begins at an element."""
@@ -54,7 +54,7 @@ class Vectors:
             self.builder.store(value, place).align = 4
         return self.context.get_dummy_value()
 
-    def all(self, value: Any, vector: Any) -> Any:
+    def broadcast(self, value: Any, vector: Any) -> Any:
         """One number in all lanes."""
         none = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(none, value, WORD(0))
@@ -104,25 +104,25 @@ up2, up4, up8 = (_step(count, False) for count in (2, 4, 8))
 down2, down4, down8 = (_step(count, True) for count in (2, 4, 8))
 
 
-def _signed(context: Any, room: Any, rows: Any, row: Any, column: Any) -> Any:
+def _signed(context: Any, scratch: Any, rows: Any, row: Any, column: Any) -> Any:
     """Of the transpose rows `row`, row + 8, + 16 and + 24: butterflies, the second signs, and butterflies back."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v, (room, rows, row, column) = Vectors(context, builder, 8), arguments
-        turned, words = (v.member(room, signature.args[0], i) for i in (1, 3))
+        v, (scratch, rows, row, column) = Vectors(context, builder, 8), arguments
+        transposed, words = (v.member(scratch, signature.args[0], i) for i in (1, 3))
         at = builder.add(builder.mul(rows, row), column)
-        places = v.rows(turned, at, builder.mul(rows, LONG(8)), 4)
+        places = v.rows(transposed, at, builder.mul(rows, LONG(8)), 4)
         found = v.butterflies([v.load(place) for place in places], False)
         drawn = v.load(v.place(words, column, v.ints))
         for i in range(4):
             shift = builder.sub(WORD(31 - 8 * i), builder.trunc(row, WORD))
-            found[i] = v.flip(found[i], drawn, v.all(shift, v.ints))
+            found[i] = v.flip(found[i], drawn, v.broadcast(shift, v.ints))
         return v.store(v.butterflies(found, True), places)
 
-    return types.none(room, types.int64, types.int64, types.int64), generate
+    return types.none(scratch, types.int64, types.int64, types.int64), generate
 
 
-def _turned(context: Any, x: Any, at: Any, out: Any, to: Any, strides: Any) -> Any:
+def _transposed(context: Any, x: Any, at: Any, out: Any, to: Any, strides: Any) -> Any:
     """Write a square of eight rows and columns to another array, columns as rows; strides are those of both."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -155,30 +155,30 @@ def _folder(squared: bool) -> Callable[[Floats, int, Floats], None]:
     return cast(Any, intrinsic(typed))
 
 
-def _taken(context: Any, x: Any, at: Any, factor: Any, room: Any, row: Any) -> Any:
+def _loaded(context: Any, x: Any, at: Any, factor: Any, scratch: Any, row: Any) -> Any:
     """A row of the block = 32 elements times a factor, with the first signs."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        v, (array, at, factor, room, row) = Vectors(context, builder, 8), arguments
-        block, words = (v.member(room, signature.args[3], i) for i in (0, 2))
-        drawn, factors = v.all(builder.load(v.place(words, row, WORD)), v.ints), v.all(factor, v.floats)
+        v, (array, at, factor, scratch, row) = Vectors(context, builder, 8), arguments
+        block, words = (v.member(scratch, signature.args[3], i) for i in (0, 2))
+        drawn, factors = v.broadcast(builder.load(v.place(words, row, WORD)), v.ints), v.broadcast(factor, v.floats)
         given = v.rows((signature.args[0], array), at, LONG(8), 4)
         rows = [builder.fmul(v.load(place), factors) for place in given]
         rows = [v.flip(each, drawn, ir.Constant(v.ints, _shifts(i))) for i, each in enumerate(rows)]
         return v.store(rows, v.rows(block, builder.mul(row, LONG(32)), LONG(8), 4))
 
-    return types.none(x, types.int64, types.float32, room, types.int64), generate
+    return types.none(x, types.int64, types.float32, scratch, types.int64), generate
 
 
-def _giver(anew: bool) -> Callable[[Room, int, tuple[np.float32, np.float32], Floats, int], None]:
+def _writer(anew: bool) -> Callable[[Scratch, int, tuple[np.float32, np.float32], Floats, int], None]:
     """out[at:][:32] = a row of the block with the first signs, times two factors; writing adds to 0.0."""
 
-    def typed(context: Any, room: Any, row: Any, factors: Any, out: Any, at: Any) -> Any:
+    def typed(context: Any, scratch: Any, row: Any, factors: Any, out: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            v, (room, row, factors, out, at) = Vectors(context, builder, 8), arguments
-            block, words = (v.member(room, signature.args[0], i) for i in (0, 2))
-            drawn = v.all(builder.load(v.place(words, row, WORD)), v.ints)
-            both = [v.all(builder.extract_value(factors, i), v.floats) for i in range(2)]
+            v, (scratch, row, factors, out, at) = Vectors(context, builder, 8), arguments
+            block, words = (v.member(scratch, signature.args[0], i) for i in (0, 2))
+            drawn = v.broadcast(builder.load(v.place(words, row, WORD)), v.ints)
+            both = [v.broadcast(builder.extract_value(factors, i), v.floats) for i in range(2)]
             places = v.rows((signature.args[3], out), at, LONG(8), 4)
             rows = [v.load(place) for place in v.rows(block, builder.mul(row, LONG(32)), LONG(8), 4)]
             for i, place in enumerate(places):
@@ -188,7 +188,7 @@ def _giver(anew: bool) -> Callable[[Room, int, tuple[np.float32, np.float32], Fl
             return v.store(rows, places)
 
         two = types.UniTuple(types.float32, 2)
-        return types.none(room, types.int64, two, out, types.int64), generate
+        return types.none(scratch, types.int64, two, out, types.int64), generate
 
     return cast(Any, intrinsic(typed))
 
@@ -198,8 +198,8 @@ def _shifts(i: int) -> list[int]:
     return [31 - 8 * i - lane for lane in range(8)]
 
 
-signed4 = cast(Callable[[Room, int, int, int], None], intrinsic(_signed))
-turned8 = cast(Callable[[Floats, int, Floats, int, tuple[int, int]], None], intrinsic(_turned))
-taken32 = cast(Callable[[Floats, int, np.float32, Room, int], None], intrinsic(_taken))
-folded8, squared8 = (cast(Callable[[Floats, int, int, Floats], None], _folder(s)) for s in (False, True))
-put32, added32 = _giver(True), _giver(False)
+signed4 = cast(Callable[[Scratch, int, int, int], None], intrinsic(_signed))
+transpose8 = cast(Callable[[Floats, int, Floats, int, tuple[int, int]], None], intrinsic(_transposed))
+load_row = cast(Callable[[Floats, int, np.float32, Scratch, int], None], intrinsic(_loaded))
+sum8, sum_squares8 = (cast(Callable[[Floats, int, int, Floats], None], _folder(s)) for s in (False, True))
+store_row, add_row = _writer(True), _writer(False)

@@ -63,7 +63,7 @@ def _signed(x, first, counter, k1, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _mixed(x, first, counter, k1, SIZE: tl.constexpr):
+def _rotated(x, first, counter, k1, SIZE: tl.constexpr):
     """The transform without its factor, the second signs, and the transform again."""
     for k in tl.static_range(7):
         if 32 << k < SIZE:
@@ -107,7 +107,7 @@ def _encode(
     factor = (power << 23).to(tl.float32, bitcast=True)
     back = ((254 - power) << 23).to(tl.float32, bitcast=True)
     first, counter = (start // 32).to(tl.int32), counter.to(tl.uint32)
-    z = _mixed(_signed(values * factor, first, counter, k1, SIZE), first, counter, k1, SIZE)
+    z = _rotated(_signed(values * factor, first, counter, k1, SIZE), first, counter, k1, SIZE)
     mean = _total(z * z, SIZE) * (1.0 / SIZE)
     root = tl.sqrt(mean.to(tl.float64)).to(tl.float32)  # whose rounding is that of a root in 32 bits
     size = tl.abs(z)
@@ -166,7 +166,7 @@ def _read(
     q = tl.where((code >> (BITS - 1)) == 1, -level, level)
     counter, k1 = tl.load(key).to(tl.uint32), tl.load(key + 1)
     first = (start // 32).to(tl.int32)
-    y = _signed(_mixed(q, first, counter, k1, SIZE), first, counter, k1, SIZE)
+    y = _signed(_rotated(q, first, counter, k1, SIZE), first, counter, k1, SIZE)
     said = y * (1.0 / SIZE) * tl.load(units + at + tl.program_id(0))
     old = 0.0 if ANEW else tl.load(out + start + place)
     tl.store(out + start + place, old + said)

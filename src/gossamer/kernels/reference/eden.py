@@ -27,11 +27,11 @@ def encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, wire: Tensor) ->
 def read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
     codes, at = unpack(wire, form.bits, out.numel()).long(), 0
     (levels, _), words = tables_on(form.bits, out.device), key.long()
-    meant = torch.cat([levels, -levels])
+    table = torch.cat([levels, -levels])
     for begin, count, size in Rotated(out.numel(), form.block).stretches:
         first, second = _signs(begin, count, size, (words[0], words[1]), out.device)
-        rows = meant[codes[begin : begin + count * size]].view(count, size)
-        said = _mixed(rows, second) * first * (1 / size) * units[at : at + count, None]
+        rows = table[codes[begin : begin + count * size]].view(count, size)
+        said = _rotated(rows, second) * first * (1 / size) * units[at : at + count, None]
         put(said.view(-1), out[begin : begin + count * size], anew)
         at += count
 
@@ -41,7 +41,7 @@ def _rounded(x: Tensor, signs: tuple[Tensor, Tensor], bits: int) -> tuple[Tensor
     top = (x.view(torch.int32) & 0x7FFFFFFF).amax(1)
     power = (255 - (top >> 23)).clamp(1, 253)  # of two: its product with the largest is below four, or it is 2^126
     factor, back = (power << 23).view(torch.float32), ((254 - power) << 23).view(torch.float32)
-    z = _mixed(x * factor[:, None] * signs[0], signs[1])
+    z = _rotated(x * factor[:, None] * signs[0], signs[1])
     mean = _sum(z * z) * (1 / x.shape[1])
     levels, limits = tables_on(bits, x.device)
     magnitude, root = z.abs(), mean.double().sqrt().float()
@@ -62,7 +62,7 @@ def _signs(begin: int, count: int, size: int, key: Words, device: torch.device) 
     return first, second
 
 
-def _mixed(x: Tensor, signs: Tensor) -> Tensor:
+def _rotated(x: Tensor, signs: Tensor) -> Tensor:
     """The transform without its factor, signs, and the transform again; additions in one order for all backends."""
     steps = [*(_ROW << k for k in range(x.shape[1].bit_length() - 6)), 1, 2, 4, 8, 16]
     for step in steps:
