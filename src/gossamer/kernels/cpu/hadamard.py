@@ -1,7 +1,7 @@
 """Pieces of a rotation: butterflies of rows on eight columns at once, signs, squares of eight rows transposed, and sums.
 
 In one piece each, as in `signs.py`: a loop of so few is looked at for overlaps for longer than it takes. A block is a matrix
-with rows of 32 in the first array of a scratch; its transpose is in the second, and the words of the signs are in the others.
+with rows of 32 in the first scratch array; its transpose is in the second, and the words of the signs are in the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from gossamer.kernels.cpu.compile import Floats
 from gossamer.kernels.cpu.signs import Words
 
-Scratch = tuple[Floats, Floats, Words, Words, Floats]  # with scratch for a few limits at last
+Scratch = tuple[Floats, Floats, Words, Words, Floats]  # and place for a few limits
 WORD, LONG, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _TOP = -(2**31)
 

@@ -26,7 +26,7 @@ def _entries(v: Vectors, table: tuple[Any, Any], count: int) -> list[Any]:
 
 
 def _rounder(bits: int) -> Callable[[Scratch, int, Floats, Bytes, int], None]:
-    """codes[to:] = the number of the scratch's limits below |z|, and its sign above, for z = the block's elements from `at` on.
+    """codes[to:] = the number of the block's limits below |z|, and its sign above, for z = the block's elements from `at` on.
 
     |z| times the level is written where the transpose was.
     """

@@ -70,7 +70,7 @@ def _rotated(x, first, counter, k1, SIZE: tl.constexpr):
             x = _butterflies(x, 32 << k, SIZE)
     for k in tl.static_range(5):
         x = _butterflies(x, 1 << k, SIZE)
-    x = _signed(x, first, counter + 67108864, k1, SIZE)
+    x = _signed(x, first, counter + 67108864, k1, SIZE)  # as `layout.SECOND_SIGNS`
     for k in tl.static_range(5):
         x = _butterflies(x, 16 >> k, SIZE)
     for k in tl.static_range(7):
