@@ -88,7 +88,7 @@ for n in LENGTHS:
             return [out, over]
         both(said)
     inside = x[: n // 64 * 64]
-    for bits, block in ((1, 64), (2, 1024), (3, 128), (4, 2048), (5, 256), (6, 512)):
+    for bits, block in ((1, 64), (3, 128)) if n < 1000 else ((2, 1024), (4, 2048), (5, 256), (6, 512)):
         scales = x.new_zeros(Rotated(inside.numel(), block).blocks)
         wire = x.new_zeros(plane_bytes(inside.numel(), bits), dtype=torch.uint8)
         def rotated():
