@@ -176,14 +176,14 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES = 39_800  # the goal is 30,000: what is above it is to be cut; 2,500 of them are costs and plans
+LIBRARY_LINES = 41_000  # the goal is 30,000: 2,500 of them are costs and plans, 1,200 the codec eden and its kernels
 TOOL_LINES = (
-    15_900  # the goal is 10,000; 570 are the emulated accelerator, 750 the commands that plan and measure a cluster
+    16_200  # the goal is 10,000: 570 are the emulated accelerator, 1,000 plan and measure a cluster, 140 measure noise
 )
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 73  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
+LONG = 74  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
 SMALL_FILES = 73
 
 

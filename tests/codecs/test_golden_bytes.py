@@ -55,7 +55,7 @@ def test_the_codec_foretells_its_bytes(recipe: str) -> None:
     assert codec.wire_bytes(given.layout) == codec.encode(given, {}, context()).numel() == TABLE[recipe]
 
 
-@pytest.mark.parametrize("codec", ["ternary()", "qsgd()", "qsgd(bits=8)", "int8()", "bf16()", "topk()"])
+@pytest.mark.parametrize("codec", ["ternary()", "qsgd()", "qsgd(bits=8)", "eden()", "int8()", "bf16()", "topk()"])
 def test_two_phases_cost_two_messages_less_the_own_share(codec: str) -> None:
     recipe = f"scatter({codec}) + none(allow_biased=True)"
     message = Recipe.of(recipe).exchange.codec.wire_bytes(gradients()[0].layout)  # pyright: ignore

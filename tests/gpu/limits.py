@@ -14,6 +14,8 @@ KEPT = {
     "natural": 4,
     "terngrad": 4,
     "qsgd": 4,
+    "eden": 4,
+    "drive": 4,
     "dqsgd": 4,
     "signsgd": 8,  # the direction
     "ef_signsgd": 12,  # residual, and what owners owe

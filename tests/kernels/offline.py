@@ -30,6 +30,7 @@ from triton.runtime.jit import JITFunction
 
 import gossamer.kernels.gpu
 from gossamer import kernels
+from gossamer.kernels import layout
 from gossamer.kernels.forms import E4M3, INT8, POWERS, Form, any_top, power_tops
 
 Key = tuple[int, int]
@@ -181,6 +182,15 @@ def by_layer(n: int, rows: int, columns: int, shift: int = 0) -> None:
     kernels.sketch_estimate(vector(rows * columns, shift=shift).view(rows, columns), n, KEY)
 
 
+def by_block(n: int, bits: int, block: int, shift: int = 0) -> None:
+    """Blocks that are rotated."""
+    n, wire = n // 64 * 64, vector(layout.plane_bytes(n // 64 * 64, bits), torch.uint8, shift)
+    x, scales, key = vector(n, shift=shift), vector(layout.Rotated(n, block).blocks), vector(2, torch.int32)
+    kernels.eden_encode(x, layout.Rotation(bits, block), KEY, scales, wire)
+    kernels.eden_accumulate(wire, layout.Rotation(bits, block), key, scales, x)
+    kernels.eden_decode(wire, layout.Rotation(bits, block), key, scales, x)
+
+
 def quick(capability: int) -> None:
     """Every program, every width of a code; each kind of length and bucket for one of the two GPUs at least."""
     by_segment(ODD, 1)
@@ -188,10 +198,13 @@ def quick(capability: int) -> None:
     if capability == 80:
         for bits, bucket in ((3, 512), (8, 513)):
             by_bucket(HUGE, bits, bucket)
+        by_block(2**31, 2, 1024)
         by_form(HUGE, INT8, 128, KEY)
         by_form(ODD, E4M3, 100, None, 1)
     else:
         by_form(ODD, POWERS, 4096, KEY)
+        by_block(ODD, 1, 4096)
+        by_block(ODD, 6, 256, 1)
         for bits, bucket in zip(range(1, 9), (512, 7, 1, 100, 2**30, 512, 10**12, 4096), strict=True):
             by_bucket(ODD, bits, bucket)
 
@@ -207,6 +220,9 @@ def wide(capability: int) -> None:
     for bits in range(1, 9):
         for n, shift in sizes:
             by_bucket(n, bits, 512, shift)
+    for (n, shift), bits in product(sizes, range(1, 7)):
+        if n <= 2**31:
+            by_block(n, bits, 64 << bits, shift)
     for n, shift in sizes:
         for form, key in product((INT8, E4M3, POWERS), (KEY, None)):
             for bucket in (1, 3, 32, 128, 1000, 4096):

@@ -13,6 +13,7 @@ import torch
 
 from gossamer import kernels
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, power_tops
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 FILE = Path(__file__).parents[1] / "golden" / "kernels" / "wires.json"
 KEY = (0x01234567, 0x89ABCDEF)
@@ -61,6 +62,12 @@ def wires() -> dict[str, str]:
         kernels.sign_accumulate(wire, bounds, scales, pending := x.clone(), -1.0)
         scales = kernels.sign_encode(pending.add_(x), bounds, 1, wire)  # what the first message lost, and x again
         found[f"sign.{n}"] = torch.cat([wire, scales.view(torch.uint8)])
+        inside = x[: n // 64 * 64]
+        for bits in range(1, 7):
+            said = torch.zeros(Rotated(inside.numel(), 256).blocks)
+            codes = torch.zeros(plane_bytes(inside.numel(), bits), dtype=torch.uint8)
+            kernels.eden_encode(inside, Rotation(bits, 256), KEY, said, codes)
+            found[f"eden{bits}.{n}"] = torch.cat([said.view(torch.uint8), codes])
         for part in (2, 10):
             chosen = kernels.topk(x, -(-n // part))
             found[f"indices{part}.{n}"] = kernels.index_encode(chosen, n)

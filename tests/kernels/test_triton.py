@@ -17,6 +17,7 @@ SCRIPT = """
 import torch
 from gossamer import kernels
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
 BUCKETS = ((6, 7), (1, 512), (2, 100), (4, 4600), (3, 64), (5, 2**17), (7, 513), (8, 2560))  # a short vector takes every other one
@@ -85,6 +86,21 @@ for n in LENGTHS:
             out, over = x.clone(), x.clone()
             kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
             kernels.small_decode(wire, form, bucket, tops, over)
+            return [out, over]
+        both(said)
+    inside = x[: n // 64 * 64]
+    for bits, block in ((1, 64), (3, 128)) if n < 1000 else ((2, 1024), (4, 2048), (5, 256), (6, 512)):
+        scales = x.new_zeros(Rotated(inside.numel(), block).blocks)
+        wire = x.new_zeros(plane_bytes(inside.numel(), bits), dtype=torch.uint8)
+        def rotated():
+            kernels.eden_encode(inside, Rotation(bits, block), KEY, scales, wire)
+            return [scales.clone(), wire.clone()]
+        both(rotated)
+        words = torch.tensor([KEY[0] - 2**32, KEY[1]], dtype=torch.int32, device=device)
+        def said():
+            out, over = inside.clone(), inside.clone()
+            kernels.eden_accumulate(wire, Rotation(bits, block), words, scales, out, 0.7)
+            kernels.eden_decode(wire, Rotation(bits, block), words, scales, over)
             return [out, over]
         both(said)
     for bits, bucket in BUCKETS if n != 321 else BUCKETS[::2]:

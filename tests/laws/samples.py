@@ -48,6 +48,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "count_sketch(ratio=0.05, candidates=1, columns=10, choice='heavymix')",
     ),
     "diana": ("diana(alpha=0.25)", "diana(momentum=0.5)"),
+    "eden": ("eden(bits=1, block=64)", "eden(bits=2)", "eden(bits=3, block=256)"),
     "error_feedback": ("error_feedback(decay=0.9)", "error_feedback(units='update')"),
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
@@ -85,6 +86,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "scatter": (
         "scatter(ternary(), answer=ternary(levels=3))",
         "scatter(qsgd(bits=2), answer=fp32())",
+        "scatter(eden(bits=1), answer=eden(bits=2))",
         "scatter(topk(ratio=0.3), answer=bf16())",
         "scatter(bf16(), answer=topk(ratio=0.3))",
         "scatter(qsgd(bits=2), feedback=0.5)",

@@ -18,6 +18,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.kernels.backends import chosen
 from gossamer.kernels.forms import E4M3, INT8, any_top
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 _REPEATS = 7
 _KEY = (0x243F6A88, 0x85A308D3)
@@ -62,6 +63,7 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
     yield from _levels(x, norms, out)
+    yield from _rotations(x, out)
     tops = torch.zeros(-(-n // 128), dtype=torch.float32)
     small = torch.zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
@@ -84,6 +86,18 @@ def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callab
     wire = room[: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)]
     yield "levels7.encode", lambda: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)
     yield "levels7.decode", lambda: kernels.levels_accumulate(wire, 7, 512, norms, out)
+
+
+def _rotations(x: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Of whole blocks: at most 63 elements are left out."""
+    x, out = (each[: x.numel() // 64 * 64] for each in (x, out))
+    key = torch.zeros(2, dtype=torch.int32)
+    for bits in (1, 2, 4):
+        form = Rotation(bits, 1024)
+        scales = torch.zeros(Rotated(x.numel(), 1024).blocks, dtype=torch.float32)
+        wire = torch.zeros(plane_bytes(x.numel(), bits), dtype=torch.uint8)
+        yield f"eden{bits}.encode", lambda f=form, s=scales, w=wire: kernels.eden_encode(x, f, _KEY, s, w)
+        yield f"eden{bits}.decode", lambda f=form, s=scales, w=wire: kernels.eden_accumulate(w, f, key, s, out)
 
 
 def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:

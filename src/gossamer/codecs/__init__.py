@@ -8,6 +8,7 @@ from gossamer.codecs.casts import BF16, FP16, FP32
 from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dct_topk import DCTTopK
 from gossamer.codecs.dropping import Dropping
+from gossamer.codecs.eden import EDEN
 from gossamer.codecs.fp8 import FP8
 from gossamer.codecs.gradiveq import GradiVeQ
 from gossamer.codecs.int8 import Int8
@@ -26,6 +27,7 @@ from gossamer.codecs.topk import TopK
 __all__ = [
     "BF16",
     "DCT",
+    "EDEN",
     "FP8",
     "FP16",
     "FP32",

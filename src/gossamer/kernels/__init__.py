@@ -5,6 +5,7 @@ program (`gpu`). The functions here check their arguments and pick the twin by t
 """
 
 from gossamer.kernels.backends import backends, using
+from gossamer.kernels.eden import eden_accumulate, eden_decode, eden_encode
 from gossamer.kernels.follow import follow
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
@@ -42,6 +43,9 @@ __all__ = [
     "backends",
     "bucket_norms",
     "divide",
+    "eden_accumulate",
+    "eden_decode",
+    "eden_encode",
     "follow",
     "index_decode",
     "index_encode",

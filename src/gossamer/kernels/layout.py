@@ -33,6 +33,11 @@ LEVEL_ZEROS = 255  # the parameter of a block in which all are zero
 SIGN_WORDS = 64  # words of 32 random signs; element j of a stretch has bit 31 - j // 64 of word j % 64
 SIGNS = 32 * SIGN_WORDS
 
+ROTATED_LEAST = 64  # elements of the shortest block that is rotated, and of the longest
+ROTATED_MOST = 4096
+ROTATED_LONGEST = 1 << 31  # elements of a vector whose signs have numbers of their own
+SECOND_SIGNS = 1 << 26  # the second rotation's words of signs begin so many after the first's
+
 ONE = 1 << 23  # fixed-point one of the stochastic rounding: 23 fraction bits, as many as float32 has
 GUARD = ONE + 4  # the gain is a touch larger, so that |x| == scale never rounds below its level
 TINY = 2.0**-100  # scales below this would overflow the gain; such values are written as zero
@@ -206,3 +211,44 @@ class Coded(NamedTuple):
 
     def _cut(self, length: int) -> int:
         return -(-(self.n // 64 * 64) // length) + (self.n % 64 > 0)
+
+
+class Rotation(NamedTuple):
+    """How rotated blocks are written: the bits of a code, and the elements of a block."""
+
+    bits: int
+    block: int
+
+
+class Rotated(NamedTuple):
+    """The blocks of a vector that is rotated: `block` elements as often as they fit, then half, a quarter, ... down to 64.
+
+    Of the shorter ones there is one each at most. Less than 64 elements are left over, which are in no block.
+    """
+
+    n: int
+    block: int
+
+    @property
+    def inside(self) -> int:
+        """Elements in blocks."""
+        return self.n // ROTATED_LEAST * ROTATED_LEAST
+
+    @property
+    def blocks(self) -> int:
+        return self.n // self.block + (self.n % self.block // ROTATED_LEAST).bit_count()
+
+    @property
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Where blocks of one size begin, how many there are, and their size.
+
+        >>> Rotated(5000, 1024).stretches
+        [(0, 4, 1024), (4096, 1, 512), (4608, 1, 256), (4864, 1, 128)]
+        """
+        out, begin, size = list[tuple[int, int, int]](), 0, self.block
+        while size >= ROTATED_LEAST:
+            count = (self.n - begin) // size
+            if count:
+                out.append((begin, count, size))
+            begin, size = begin + count * size, size // 2
+        return out

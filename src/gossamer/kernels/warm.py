@@ -8,10 +8,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from gossamer.kernels.eden import eden_accumulate, eden_decode, eden_encode
 from gossamer.kernels.follow import follow
 from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
+from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
 from gossamer.kernels.quantise import (
     bucket_norms,
@@ -36,8 +38,8 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compile kernels, or load them from the cache, so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
-    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision). On a GPU a few variants are left to the first
-    step, as others of bits and buckets.
+    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision), "eden" (2 bits in
+    blocks of 1024). On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
     if unknown:
@@ -116,6 +118,15 @@ def _sketch(x: Tensor) -> None:
     sketch_estimate(sketch_encode(x, 5, 16, _KEY), x.numel(), _KEY)
 
 
+def _eden(x: Tensor) -> None:
+    inside, form = x[: x.numel() // 64 * 64], Rotation(2, 1024)
+    scales, key = inside.new_zeros(Rotated(inside.numel(), 1024).blocks), inside.new_zeros(2, dtype=torch.int32)
+    wire = torch.empty(plane_bytes(inside.numel(), 2), dtype=torch.uint8, device=x.device)
+    eden_encode(inside, form, _KEY, scales, wire)
+    eden_accumulate(wire, form, key, scales, inside.clone())
+    eden_decode(wire, form, key, scales, inside.clone())
+
+
 def _follow(x: Tensor) -> None:
     for before, came in product((x, 1.0), (None, x)):
         follow([x.clone()], before, x, came, 1.0, x.clone())
@@ -133,4 +144,5 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "sketch": _sketch,
     "small": _small,
     "follow": _follow,
+    "eden": _eden,
 }

@@ -10,7 +10,7 @@ from gossamer.recipe import presets as _presets
 
 # isort: off
 from gossamer.recipes.dense import allreduce, bf16, fp16
-from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, dqsgd, diana, dqgd
+from gossamer.recipes.quantised import int8, fp8, natural, terngrad, qsgd, eden, drive, dqsgd, diana, dqgd
 from gossamer.recipes.sparse import (
     topk,
     sparse_scatter,
@@ -72,8 +72,10 @@ __all__ = [
     "diloco",
     "dqgd",
     "dqsgd",
+    "drive",
     "eager_diloco",
     "easgd",
+    "eden",
     "ef21",
     "ef_signsgd",
     "fetchsgd",

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from gossamer.codecs import BF16, FP8, QSGD, Int8, Natural, Ternary
+from gossamer.codecs import BF16, EDEN, FP8, QSGD, Int8, Natural, Ternary
 from gossamer.controllers import DQSGD
 from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import DIANA
@@ -109,6 +109,40 @@ def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -
     Paper: Alistarh et al., QSGD, NIPS 2017.
     """
     return Recipe(Scatter(QSGD(bits, bucket, norm)))
+
+
+@preset
+def eden(bits: int = 2, block: int = 1024) -> Recipe:
+    """Random rotation, then the nearest of 4 levels, in both phases.
+
+    Use: in place of `qsgd` below about 500 Mbit/s, for nearly half its bytes at as little loss, unbiased, and no residual. A
+    Transformer of 5.8 million parameters (`lm`, four virtual ranks, 60 steps, two seeds) ended .005 above dense's loss of 4.955;
+    `qsgd` with 3 bits .019.
+
+    Not for: faster links, on CPUs: to encode takes several times as long as with `qsgd`. Nor sparse gradients, where
+    `scatter(qsgd(code="rice"))` is more exact in about as many bytes.
+
+    Vectors are small, and what fits into no block travels in full: `eden + rule('ndim < 2', allreduce(fp32()))` sends all of them so.
+
+    Paper: Vargaftik et al., EDEN, ICML 2022.
+    """
+    return Recipe(Scatter(EDEN(bits, block)))
+
+
+@preset
+def drive(answer: int = 2, block: int = 1024) -> Recipe:
+    """Random rotation and signs with one scale per block, then their mean in 2 bits.
+
+    Use: for the fewest bytes without a residual: 21 times fewer than dense. In the measurement of `eden`'s note it ended .012 above
+    dense's loss.
+
+    Not for: links on which `eden` fits: one bit has four times the noise of two. Nor sparse gradients.
+
+    The mean in one bit as well, `scatter(eden(1))`, has 1.5 times fewer bytes and twice the noise in the mean.
+
+    Paper: Vargaftik et al., DRIVE: One-bit Distributed Mean Estimation, NeurIPS 2021.
+    """
+    return Recipe(Scatter(EDEN(1, block), answer=EDEN(answer, block)))
 
 
 @preset

@@ -102,6 +102,8 @@ WRONG = [
     ("bench steps --rates fast", "'fast' is not a rate"),
     ("bench steps nonsense", "there is no recipe 'nonsense'"),
     ("bench kernels --elements 0", "--elements"),
+    ("bench noise nonsense", "there is no recipe 'nonsense'"),
+    ("bench noise --ranks 1", "--ranks"),
 ]
 
 
@@ -274,6 +276,17 @@ def test_kernels_are_measured_in_rows(say: Say) -> None:
     assert all(r.keys() == {"kernel", "backend", "elements", "gb_per_s", "ratio_to_memcpy"} for r in rows)
     assert all(r["elements"] == 4096 and r["gb_per_s"] > 0 and r["ratio_to_memcpy"] > 0 for r in rows)
     assert "ternary.encode" in {r["kernel"] for r in rows}
+
+
+def test_noise_is_measured_in_rows_of_rising_bits(say: Say) -> None:
+    words = ("bench", "noise", "bf16", "scatter(eden(2))", "--workload", "ridge", "--ranks", "2", "--at", "1", "--json")
+    code, out, _ = say(*words)
+    rows = json.loads(out)
+    assert code == 0
+    assert all(r.keys() == {"recipe", "bits", "message", "mean"} for r in rows)
+    assert {r["recipe"] for r in rows} == {"scatter(eden(2))", "bf16"}
+    assert rows[0]["bits"] <= rows[1]["bits"]
+    assert say(*words[:-1])[1].startswith("recipe")
 
 
 def some_record() -> Record:

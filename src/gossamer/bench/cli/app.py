@@ -136,7 +136,7 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py",
         **THEIRS,
     ),
-    LazyCommand("bench", "bench.app", "Measure kernels, or whole steps."),
+    LazyCommand("bench", "bench.app", "Measure kernels, the noise of recipes, or whole steps."),
 ]
 
 

@@ -1,4 +1,4 @@
-"""gossamer bench: how fast the kernels are, and what a step costs."""
+"""gossamer bench: how fast the kernels are, how exact recipes are, and what a step costs."""
 
 import json
 import sys
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from gossamer.bench.cli.compare import Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.emulation import Compute, check_compute
 from gossamer.bench.cli.errors import FailedError, InputError
@@ -28,11 +29,18 @@ RECIPES = [
 ]
 
 HIDDEN = 1.05  # of computing alone: the noise of a step
+NOISE = [
+    *("scatter(eden(1))", "drive", *(f"scatter(eden({bits}))" for bits in range(2, 6))),
+    *(f"scatter(qsgd({bits}))" for bits in range(2, 6)),
+    *(f"scatter(qsgd({bits}, bucket=64))" for bits in range(2, 5)),
+    *("scatter(qsgd(code='rice'))", "terngrad", "natural", "fp8", "int8", "scatter(bernoulli())"),
+    *("scatter(topk(0.03)) + error_feedback()", "powersgd(rank=4)"),
+]
 
 AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
 ROWS = files.FileKind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
 
-app = typer.Typer(help="Measure kernels, or whole steps.", no_args_is_help=True)
+app = typer.Typer(help="Measure kernels, the noise of recipes, or whole steps.", no_args_is_help=True)
 
 
 @app.command()
@@ -51,6 +59,37 @@ def kernels(
     table = Table("kernel", "backend", "GB/s", "of memcpy", box=None, pad_edge=False)
     for r in rows:
         table.add_row(r["kernel"], r["backend"], f"{r['gb_per_s']:.2f}", f"{r['ratio_to_memcpy']:.2f}")
+    console().print(table)
+
+
+@app.command()
+def noise(
+    recipes: Annotated[list[str] | None, typer.Argument(help="Exchanges of 1 to 8 bits by default.")] = None,
+    workload: Workload = "lm",
+    ranks: Annotated[int, typer.Option(min=2, help="How many virtual ranks.")] = 8,
+    at: Annotated[int, typer.Option(min=0, help="Measure after so many steps of synchronous training.")] = 5,
+    seed: int = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the squared error of messages and means on real gradients, beside the bits that are sent.
+
+    Nothing is started: virtual ranks train in this process. Memories, rules and schedules of a recipe do not act: one gradient is sent
+    once. Bits are those that a rank sends an element, where a dense average in two phases sends 32.
+    """
+    from gossamer.bench.compare.rank_run import check
+    from gossamer.bench.noise import gradients, measure
+    from gossamer.bench.workloads import get
+
+    for text in recipes or []:
+        check(text)
+    rows = measure(recipes or NOISE, gradients(get(workload, seed=seed), ranks, at, seed), seed)
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows], indent=1))
+        return
+    table = Table("recipe", "bits", "error of a message", "of the mean", box=None, pad_edge=False)
+    for row in rows:
+        message = "" if row.message is None else f"{row.message:.3g}"
+        table.add_row(row.recipe, f"{row.bits:.2f}", message, f"{row.mean:.3g}")
     console().print(table)
 
 

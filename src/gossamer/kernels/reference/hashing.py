@@ -7,10 +7,11 @@ from torch import Tensor
 
 from gossamer.core.rng import Key
 
+Words = Key | tuple[Tensor, Tensor]  # two numbers, or two tensors of one number each, where a key comes on a wire
 _WORD = 0xFFFFFFFF
 
 
-def mix3(counter: Tensor, key: Key) -> Tensor:
+def mix3(counter: Tensor, key: Words) -> Tensor:
     """Uniform 32-bit words from counters (int32 or int64) and a key of two words, as an int64 tensor.
 
     The key must itself be hashed from (seed, step, rank, name): neighbouring raw keys give correlated words.
