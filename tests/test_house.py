@@ -183,8 +183,8 @@ TOOL_LINES = (
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 74  # functions with more than 6 parameters: most of them make graphs, kernels or one message of many facts
-SMALL_FILES = 73
+LONG = 75  # functions with more than 6 parameters: most of them make graphs, kernels, plans or one message of many facts
+SMALL_FILES = 74
 
 
 def test_library_and_tool_keep_to_their_lines() -> None:
