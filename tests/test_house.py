@@ -178,12 +178,12 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 HOUSE = House(ROOT)
 LIBRARY_LINES = 41_000  # the goal is 30,000: 2,500 of them are costs and plans, 1,200 the codec eden and its kernels
 TOOL_LINES = (
-    16_200  # the goal is 10,000: 570 are the emulated accelerator, 1,000 plan and measure a cluster, 140 measure noise
+    16_300  # the goal is 10,000: 570 are the emulated accelerator, 1,000 plan and measure a cluster, 140 measure noise
 )
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 75  # functions with more than 6 parameters: most of them make graphs, kernels, plans or one message of many facts
+LONG = 75  # functions with more than 6 parameters: most make graphs, kernels, plans or one message of many facts
 SMALL_FILES = 74
 
 

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 import torch
+from tests.planning.models import SHAPES, SMALL
 
 import gossamer
 from gossamer import CostError
@@ -21,8 +22,6 @@ from gossamer.planning.rates import Interval, busy_at, pays_between
 from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork
 from gossamer.recipes import presets
 
-SHAPES = {"embed": (96, 32), "w1": (32, 64), "b1": (64,), "w2": (64, 32), "head": (32, 96)}
-SMALL = from_shapes(SHAPES, 0.1, name="small", memory_rate=10e9, momenta=1)
 FOUR = from_flags(nodes=4, rate=1e6, latency=1e-4)
 FREE = Cluster(hosts=(Hosts(count=4),), byte_seconds=0.0, program_seconds=0.0)
 

@@ -72,6 +72,8 @@ class Cluster:
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     byte_seconds: float = 6e-10
     program_seconds: float = 3e-4  # to start a program on a comm thread and join it
+    restart: float = 120.0  # seconds from a failure until training goes on
+    checkpoint: float = 20.0  # seconds of a save
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:

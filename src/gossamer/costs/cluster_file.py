@@ -74,7 +74,11 @@ NETWORK: dict[str, Callable[[Any], Any]] = {
     "byte_seconds": _number,
     "program_seconds": _number,
 }
-TOP = ("format", "name", "backend", "hosts", "network", "sources")
+FAILURES: dict[str, Callable[[Any], Any]] = {
+    "restart": _text(quantities.seconds),
+    "checkpoint": _text(quantities.seconds),
+}
+TOP = ("format", "name", "backend", "hosts", "network", "failures", "sources")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -102,6 +106,7 @@ class _ClusterReader:
             self._fail("hosts", "must be one [[hosts]] table or several")
         hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
         network = self._fields(table.get("network", {}), NETWORK, 0)
+        network |= self._fields(table.get("failures", {}), FAILURES, 0)
         sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")

@@ -8,6 +8,7 @@ from gossamer.core.binding import Binding
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
@@ -110,6 +111,8 @@ class Row:
     every: int | None = None  # steps of the shortest round that reaches a utilisation of .9, for recipes with rounds
     memory: float = 0.0  # bytes that a rank holds besides the model and its optimizer
     latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
+    kept: float | None = None  # the share of time that failures leave
+    money: Money | None = None  # a step of all hosts
     estimated: bool = False
     work: str = ""  # where processor time comes from
     error: str = ""
@@ -235,7 +238,11 @@ class _Baselines:
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
-            out.append(Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy))
+            kept = time_kept(None, self._cluster)
+            money = money_of(found, self._cluster, kept or 1.0)
+            out.append(
+                Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy, kept=kept, money=money)
+            )
         return out
 
 
@@ -285,6 +292,8 @@ class _Planner:
             latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
             estimated=prepared.programs.estimated,
             work=self.work.name,
+            kept=(kept := time_kept(recipe, cluster)),
+            money=money_of(found, cluster, kept or 1.0),
         )
 
     def _curves(self, prepared: Prepared) -> tuple[dict[str, list[Interval]], dict[float, float]]:

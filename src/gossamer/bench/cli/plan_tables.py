@@ -55,6 +55,8 @@ def _rows(plan: TrainingPlan, narrow: bool) -> Table:
     made, names = Table(box=None, pad_edge=False), [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
     titles += ["work", "network", "sent", "by card", "memory", "pays below", "busy 90 % at", "every"]
+    titles += [f"{dense.currency} / 1000 steps"] if (dense := plan.dense.money) is not None else []
+    titles += ["time kept"] if plan.dense.kept is not None else []
     shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
     for i in shown:
         made.add_column(titles[i], justify="left" if i == 0 else "right", no_wrap=True)
@@ -83,6 +85,8 @@ def _cells(row: Row, names: list[str], dense: str) -> list[str]:
     cells.append(_intervals(row.pays.get(dense, [])))
     cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
     cells.append("" if row.every is None else str(row.every))
+    cells += [f"{1000 * row.money.amount:.3g}"] if row.money is not None else []
+    cells += [f"{row.kept:.0%}"] if row.kept is not None else []
     return cells
 
 
@@ -163,6 +167,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "pays": {base: [[i.low, None if i.high == inf else i.high] for i in found] for base, found in row.pays.items()},
         "pays_at": {f"{share:g}": rate for share, rate in row.busy_at.items()},
         "every_for_90": row.every,
+        "money_per_step": None if row.money is None else [row.money.amount, row.money.currency],
+        "goodput": row.kept,
         "estimated": row.estimated,
         "source": {"work": row.work},
     }
