@@ -138,6 +138,17 @@ def test_a_recipe_that_cannot_be_read_is_a_row(say: Say) -> None:
     assert "bits" in out.split("qsgd(bits=99): ")[1]
 
 
+def test_terngrads_published_speeds_stand_beside_ours(say: Say) -> None:
+    code, out, _ = say("plan", "terngrad-paper", "--json")
+    rows = json.loads(out)
+    assert (code, len(rows)) == (0, 60)
+    eight = {row["form"]: row for row in rows if row["network"] == "AlexNet" and row["gpus"] == 8}
+    assert eight["ternary"]["shown"] > 1.1 * eight["fp32"]["shown"]
+    code, out, _ = say("plan", "terngrad-paper")
+    assert code == 0
+    assert "VGG-A" in out
+
+
 # -- the user's own script ----------------------------------------------------------------------------------------------------
 
 OWN_LOOP = Path(__file__).parents[3] / "examples" / "own_loop.py"

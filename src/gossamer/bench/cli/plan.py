@@ -16,7 +16,7 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, table
+from gossamer.bench.cli.plan_tables import as_dict, explain, show_published, table
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
@@ -28,6 +28,8 @@ from gossamer.planning.plan import TrainingPlan, plan, work_of
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.recipes import presets
+
+PAPERS_BARS = "terngrad-paper"
 
 
 def plan_command(
@@ -65,6 +67,9 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
+    if model == PAPERS_BARS:
+        show_published(as_json)
+        return
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
     where = _cluster(cluster, nodes, gpus, ranks, asked)
     if script is not None:

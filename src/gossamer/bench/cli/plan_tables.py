@@ -1,5 +1,6 @@
 """How a plan is shown: a table, JSON, or every piece of one recipe's step."""
 
+import json
 from math import inf
 from typing import Any
 
@@ -229,3 +230,39 @@ def null_seconds(prepared: Prepared, cluster: Cluster, found: StepSeconds) -> fl
     pattern = next((p.crossing.pattern for p in pieces if p.crossing is not None), "ring")
     wire = found.card / (cluster.rate * cluster.payload * NULL_REACHES[pattern]) if cluster.rate < inf else 0.0
     return wire + free - min(0.3 * free, 0.35 * wire)
+
+
+# -- others' figures ----------------------------------------------------------------------------------------------------------
+
+
+def show_published(as_json: bool) -> None:
+    """Print TernGrad's published speeds, the formula that they follow, and our own program's plan beside them."""
+    from gossamer.bench.published import PAPER, SIZES
+
+    rows = [
+        {
+            "network": bars.network.name,
+            "fabric": bars.fabric,
+            "form": "ternary" if ternary else "fp32",
+            "gpus": size,
+            "shown": shown,
+            "formula": round(bars.speed(size, ternary)),
+            "planned": round(bars.planned(size, ternary)),
+        }
+        for bars in PAPER
+        for ternary, row in ((False, bars.dense), (True, bars.ternary))
+        for size, shown in zip(SIZES, row, strict=True)
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    made = Table(box=None, pad_edge=False)
+    for title in rows[0]:
+        made.add_column(title, justify="right" if title not in ("network", "fabric", "form") else "left")
+    for row in rows:
+        made.add_row(*map(str, row.values()))
+    screen = console()
+    screen.print(
+        "Images a second: TernGrad's slides, the formula that they follow, and our program on the same clusters."
+    )
+    screen.print(made)
