@@ -102,7 +102,7 @@ def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What a whole round makes when some have gone before."""
     period = Recipe.of(recipe).schedule.shape.period
     ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), ranks_of(recipe))
-    train(ranks, pull, (3 if period < 10 else 1) * period + 2)
+    train(ranks, pull, 3 * period + 2)
     with monkeypatch.context() as patch, Watch(patch) as watch:
         train(ranks, pull, max(period, 2))
     return dict(watch.seen)

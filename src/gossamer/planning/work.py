@@ -139,7 +139,7 @@ class MeasuredWork:
             found = self._at(program, size)
         else:
             less, more = (self._at(program, n) for n in WORLDS[1:])
-            found = [_on_a_line(a, b, size) for a, b in zip(less, more)] if len(less) == len(more) else more
+            found = [on_a_line(a, b, size) for a, b in zip(less, more)] if len(less) == len(more) else more
         self.seconds += thread_time() - began
         return _spread(found, len(verbs) + 1)
 
@@ -207,7 +207,7 @@ def _answered(verb: Verb, size: int) -> Any:
             return answer_of(verb, size)
 
 
-def _on_a_line(less: Work, more: Work, size: int) -> Work:
+def on_a_line(less: Work, more: Work, size: int) -> Work:
     """Extrapolate from two numbers of ranks to more; work that fell, or rose by under 3 %, does not grow."""
     (_, a, b) = WORLDS
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.layout import ROTATED_LEAST, Rotated, Rotation, plane_bytes
 
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that overflows
 Calls = Callable[[int], Iterator[tuple[Any, ...]]]
@@ -156,6 +157,27 @@ def _decoded_small(n: int) -> Iterator[tuple[Any, ...]]:
         yield *rest, out
 
 
+def _to_rotated(n: int) -> Iterator[tuple[Any, ...]]:
+    """Whole blocks and a tail, of every width; a vector that is shorter than a block is in none."""
+    inside = n // ROTATED_LEAST * ROTATED_LEAST
+    for bits, block in ((1, 64), (2, 1024), (3, 128), (4, 4096), (5, 256), (6, 512)):
+        scales = torch.zeros(Rotated(inside, block).blocks, dtype=torch.float32)
+        wire = torch.zeros(plane_bytes(inside, bits), dtype=torch.uint8)
+        yield values(inside), Rotation(bits, block), KEY, scales, wire
+
+
+def _from_rotated(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, form, key, scales, out in _decoded_rotated(n):
+        yield wire, form, key, scales, values(out.numel(), 1), 0.7
+
+
+def _decoded_rotated(n: int) -> Iterator[tuple[Any, ...]]:
+    words = torch.tensor([KEY[0] - 2**32, KEY[1]], dtype=torch.int32)
+    for x, form, key, scales, wire in _to_rotated(n):
+        kernels.eden_encode(x, form, key, scales, wire)
+        yield wire, form, words, scales, torch.zeros_like(x)
+
+
 def _divided(n: int) -> Iterator[tuple[Any, ...]]:
     for by in (2, 3, 7):
         yield values(n), by
@@ -254,6 +276,9 @@ CALLS: dict[str, Calls] = {
     "absmax_and_std": _by_segment,
     "bucket_norms": _norms,
     "divide": _divided,
+    "eden_accumulate": _from_rotated,
+    "eden_decode": _decoded_rotated,
+    "eden_encode": _to_rotated,
     "follow": _followed,
     "index_decode": _from_gaps,
     "index_encode": _to_gaps,
