@@ -35,6 +35,13 @@ def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
     assert "'gossamer compare' measures it" in said[0]
 
 
+def test_what_pays_on_the_fastest_link_too_pays_at_every_rate() -> None:
+    """Each rank has a quarter of a core, which all-reduces of a whole model need more of than rounds do."""
+    here = from_flags(nodes=4, rate=12.5e6, cores=0.25)
+    found = plan(known_model("gpt2", 0.35, memory_rate=10e9), here, ["local_sgd(32)"], work=NoWork())
+    assert "It pays at every rate on these machines." in sentences(found)[0]
+
+
 def test_rounds_are_named_with_the_best_that_averages_at_every_step() -> None:
     said = sentences(planned(12.5e6, ["local_sgd(32)", "qsgd"]))
     assert said[0].startswith("local_sgd(32): ")

@@ -1,6 +1,7 @@
 """Says in words what a plan means: whether anything pays, what, and what to change first."""
 
 from collections.abc import Sequence
+from math import inf
 
 from gossamer.costs.quantities import say_rate, say_seconds
 from gossamer.planning.plan import Row, TrainingPlan
@@ -74,8 +75,8 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
     ]
     pays = best.pays.get(dense.name, [])
     if pays:
-        until = pays[-1].high
-        out.insert(1, f"It pays below {say_rate(until)} on these machines.")
+        where = "at every rate" if pays[-1].high == inf else f"below {say_rate(pays[-1].high)}"
+        out.insert(1, f"It pays {where} on these machines.")
     if not averages_every_step(best.name):
         every = next((row for row in plan.possible if averages_every_step(row.name)), None)
         if every is not None:
