@@ -94,6 +94,8 @@ def say_rate(bytes_per_second: float) -> str:
 
     >>> say_rate(25e6), say_rate(3.125e9), say_rate(inf)
     ('200 Mbit/s', '25 Gbit/s', 'no limit')
+    >>> say_rate(187_600_000 / 8), say_rate(11_260_000_000 / 8)
+    ('188 Mbit/s', '11.3 Gbit/s')
     """
     if bytes_per_second == inf:
         return "no limit"

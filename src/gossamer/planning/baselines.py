@@ -1,6 +1,6 @@
 """Training without gossamer, planned by the same clock: DDP, DDP in bf16, DDP with accumulation, FSDP and HSDP."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -64,36 +64,38 @@ def _ddp_buckets(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
 
 
 def _ddp_step(model: ModelCost, size: int, cluster: Cluster, width: int) -> Step:
-    actions, lanes = list[Action](), 2 if cluster.backend == "gloo" else 1
+    lanes = 2 if cluster.backend == "gloo" else 1
+    back = model.bytes * 2 / cluster.memory_rate
+    return (*_averaged(model, size, cluster, width, lanes=lanes), Busy(back), OptimizerSteps(), StepEnds())
+
+
+def _averaged(
+    model: ModelCost, size: int, cluster: Cluster, width: int = 4, *, lanes: int = 1, sharing: int = 1
+) -> Iterator[Action]:
+    """Backward with an all-reduce of each bucket as it is ready, in elements of `width` bytes, and the wait for all."""
     casts = 12.0 if width == 2 else 0.0  # bytes an element: read four and write two, and the same back
     for i, names in enumerate(model.buckets):
         numel = sum(prod(model.shapes[name]) for name in names)
         wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
         work = casts * numel / cluster.memory_rate
-        piece = Piece(work, crossing_of(AllReduce(wire), 0, cluster, size))
-        actions += [Ready(i), StartProgram(i, f"ring {i % lanes}", (piece,))]
-    back = model.bytes * 2 / cluster.memory_rate
-    return (*actions, BackwardEnds(), Wait(tuple(range(len(model.buckets)))), Busy(back), OptimizerSteps(), StepEnds())
+        yield Ready(i)
+        piece = Piece(work, crossing_of(AllReduce(wire), 0, cluster, size, sharing))
+        yield StartProgram(i, f"ring {i % lanes}", (piece,))
+    yield BackwardEnds()
+    yield Wait(tuple(range(len(model.buckets))))
 
 
 # -- sharded models ----------------------------------------------------------------------------------------------------------
 
 
-def inside_seconds(model: ModelCost, cluster: Cluster, shards: int) -> tuple[float, float]:
-    """Seconds of a shard group's all-gather of all parameters, and of its reduce-scatter of all gradients, within a node."""
-    within = _gather(model.numel, 4, shards, cluster, 1)
-    seconds = within.seconds(replace(cluster, hosts=(replace(cluster.hosts[0], count=1),)))
-    return seconds, seconds
-
-
 def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
-    gather, scatter = inside_seconds(model, cluster, shards)
+    gather = _gather(model.numel, 4, shards, cluster, 1).seconds(cluster)  # scattering gradients takes as long
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),
         forward=max(model.forward, gather),
-        backward=max(model.backward, gather + scatter),
+        backward=max(model.backward, 2 * gather),
         optimizer=model.optimizer / shards,
     )
 
@@ -119,15 +121,9 @@ def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
 
     def seconds(cluster: Cluster) -> StepSeconds:
         mine = sharded(model, cluster, shards)
-        buckets = _ddp_buckets(mine.shapes)
-        told = replace(mine, buckets=buckets)
-        size, actions = cluster.size // shards, list[Action]()
-        for i, names in enumerate(buckets):
-            numel = sum(prod(mine.shapes[name]) for name in names)
-            wire = torch.empty(numel, dtype=torch.float32, device="meta")
-            piece = Piece(0.0, crossing_of(AllReduce(wire), 0, cluster, size, shards))
-            actions += [Ready(i), StartProgram(i, "ring", (piece,))]
-        step: Step = (*actions, BackwardEnds(), Wait(tuple(range(len(buckets)))), OptimizerSteps(), StepEnds())
+        told = replace(mine, buckets=_ddp_buckets(mine.shapes))
+        averaged = _averaged(told, cluster.size // shards, cluster, sharing=shards)
+        step: Step = (*averaged, OptimizerSteps(), StepEnds())
         return Replay(cluster, told).seconds([step] * 2, 1)
 
     return PlannedBaseline("hsdp", seconds)

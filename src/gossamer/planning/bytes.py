@@ -24,6 +24,7 @@ from gossamer.planning.canned_answers import answer_of
 from gossamer.planning.dry_run import DryRun, span
 from gossamer.planning.events import AverageRequest, MessageRequest
 from gossamer.planning.sizes_only import sizes_only
+from gossamer.planning.work import LATER
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
 from gossamer.runtime.optimizer_state import requests
@@ -32,7 +33,6 @@ from gossamer.runtime.params import params_of
 SMALL = Layout.of({"x": (1,)})
 Momenta = int | Callable[[], int]
 """How many tensors the optimizer keeps of each parameter; a function is only called where a schedule averages them."""
-LATER = 10**9  # the step whose messages are counted, after any codec's warm-up
 
 
 def bytes_per_step(

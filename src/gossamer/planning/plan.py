@@ -151,7 +151,7 @@ def plan(
     curves: bool = True,
     tell: Callable[[str], None] = lambda name: None,
 ) -> TrainingPlan:
-    """TrainingPlan recipes (by default the line-up) on a cluster. `curves` adds the rates between which each pays.
+    """Plan recipes (by default the line-up) on a cluster. `curves` adds the rates between which each pays.
 
     `tell` is called with each recipe's name before it is planned.
 
@@ -230,7 +230,7 @@ class _Baselines:
         return ddp(self._model, self._cluster.size, accumulate=2).seconds(self._cluster)
 
     def rows(self, curves: bool) -> list[Row]:
-        out = list[Row]()
+        out, kept = list[Row](), time_kept(None, self._cluster)
         for baseline in self._all:
             found = self.seconds(baseline.name)
             low, high = (baseline.seconds(c).step for c in bounds(self._cluster))
@@ -238,7 +238,6 @@ class _Baselines:
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
-            kept = time_kept(None, self._cluster)
             money = money_of(found, self._cluster, kept or 1.0)
             out.append(
                 Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy, kept=kept, money=money)

@@ -21,6 +21,7 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
+from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
@@ -104,7 +105,7 @@ def _save(path: Path, force: bool) -> int:
     """Measure on all ranks; rank 0 writes the file and says how sure each figure is."""
     from gossamer.bench.compare.calibrate import FOREIGN, calibrate
     from gossamer.costs.cluster_file import write_cluster
-    from gossamer.costs.quantities import say_rate, say_seconds
+    from gossamer.costs.quantities import say_seconds
 
     if "RANK" not in os.environ:
         raise InputError(
@@ -201,15 +202,8 @@ def _link_in_words(link: Found) -> str:
     if link["ranks"] == 1:
         return "one rank alone has none"
     where = "" if "RANK" in os.environ else " on this machine"
-    alpha, rate = f"{link['alpha_us']:.0f} us a message (alpha)", f"{_rate(link['bits_per_s'])} each way (1 / beta)"
+    alpha, rate = (
+        f"{link['alpha_us']:.0f} us a message (alpha)",
+        f"{say_rate(link['bits_per_s'] / 8)} each way (1 / beta)",
+    )
     return f"{link['ranks']} ranks{where}: {alpha}, {rate}"
-
-
-def _rate(bits: int) -> str:
-    """Format a rate with three digits.
-
-    >>> _rate(187_600_000), _rate(11_260_000_000)
-    ('188 Mbit/s', '11.3 Gbit/s')
-    """
-    unit, size = next(((u, s) for u, s in (("G", 1e9), ("M", 1e6)) if bits >= 0.9995 * s), ("k", 1e3))
-    return f"{bits / size:.3g} {unit}bit/s"

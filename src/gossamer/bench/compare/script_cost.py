@@ -6,7 +6,6 @@ optimizer steps is seen by hooks; what is left of a step is its forward pass, da
 
 import json
 import os
-import runpy
 import socket
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.script_launch import ScriptError
+from gossamer.bench.compare.script_observer import Enough
+from gossamer.bench.compare.script_rank import run_as_main
 from gossamer.core.process_exit import exit_in_order
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import VARIABLE, ObserverSlot, RunObserver
@@ -33,10 +34,6 @@ from gossamer.runtime.optimizer_state import kept_by
 
 WARM, STEPS = 3, 8
 PATIENCE = 600.0  # seconds that the script has for all of it
-
-
-class SeenEnough(SystemExit):
-    """Ends the script once its steps were seen, as if it had called sys.exit()."""
 
 
 class CostObserver(RunObserver):
@@ -90,7 +87,7 @@ class CostObserver(RunObserver):
         )
         self._last = now
         if len(self.steps) == WARM + STEPS:
-            raise SeenEnough
+            raise Enough
 
     @contextmanager
     def watching_backward(self) -> Generator[None]:
@@ -189,13 +186,9 @@ def main(text: str) -> None:
         register_optimizer_step_pre_hook(observer.before_step),
         register_optimizer_step_post_hook(observer.after_step),
     )
-    sys.argv = [spec["script"], *spec["arguments"]]
-    sys.path[0] = str(Path(spec["script"]).parent)
     try:
         with observer.watching_backward():
-            runpy.run_path(spec["script"], run_name="__main__")
-    except SeenEnough:
-        pass
+            run_as_main(spec["script"], spec["arguments"])
     finally:
         for hook in hooks:
             hook.remove()

@@ -43,7 +43,7 @@ def run(spec: ScriptSpec) -> int:
     watchdog.start()
     try:
         with patched_torch(observer.hear, observer.name, spec.began):
-            _run_as_main(spec)
+            run_as_main(spec.script, spec.arguments)
         observer.finish()
     except BaseException as error:
         return _account_for(error, observer)
@@ -54,11 +54,12 @@ def run(spec: ScriptSpec) -> int:
     return 0
 
 
-def _run_as_main(spec: ScriptSpec) -> None:
-    sys.argv = [spec.script, *spec.arguments]
-    sys.path[0] = str(Path(spec.script).parent)
+def run_as_main(script: str, arguments: list[str]) -> None:
+    """Run a script as `python` would; an exit with code 0 ends it."""
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
     try:
-        runpy.run_path(spec.script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
