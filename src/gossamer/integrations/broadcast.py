@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.integrations.handshake import tell
-from gossamer.runtime import Worker
+from gossamer.integrations.held_model import parts_of
+from gossamer.runtime import Worker, is_sharded, local_part
 
 BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the model
 
@@ -20,7 +21,7 @@ BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
     """Copy rank 0's model and optimizer state to all ranks."""
     device = worker.device
-    yield from broadcast([*model.parameters(), *model.buffers()], worker.rank, device)
+    yield from broadcast([*parts_of(model).values()], worker.rank, device)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
     everyone = yield from tell(mine, device)
@@ -122,10 +123,16 @@ def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) 
             dtype, shape = getattr(torch, entry["dtype"]), entry["shape"]
             held = mine.get(key)
             if not isinstance(held, Tensor) or held.dtype != dtype or list(held.shape) != shape:
-                device = torch.device("cpu") if entry["cpu"] else parameter.device
-                mine[key] = held = torch.zeros(shape, dtype=dtype, device=device)
-            tensors.append(held)
+                mine[key] = held = _empty_state(parameter, dtype, shape, entry["cpu"])
+            tensors.append(local_part(held))
     return tensors
+
+
+def _empty_state(parameter: Tensor, dtype: torch.dtype, shape: Sequence[int], on_cpu: bool) -> Tensor:
+    """An entry of an optimizer's state, sharded as its parameter where it has the parameter's shape."""
+    if is_sharded(parameter) and list(parameter.shape) == shape:
+        return torch.zeros_like(parameter, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype, device=torch.device("cpu") if on_cpu else parameter.device)
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""The shard group: the ranks that hold one replica together ask each other, where one would else decide by its own shard."""
+
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+
+from gossamer.core.errors import GossamerError, PeerError
+from gossamer.core.verbs import all_reduce
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.torch.endpoint import backends
+from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.handshake import agree, differences, tell
+
+CPU = torch.device("cpu")
+QUESTION = "asking the other shards"
+
+
+@final
+class ShardGroup:
+    """A `Replica` over a group of its own: a few numbers at a time, through the hosts' memory."""
+
+    def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
+        if backends(ranks).get("cpu") != "gloo":
+            numbers = dist.get_process_group_ranks(ranks)
+            ranks = cast(dist.ProcessGroup, dist.new_group(numbers, backend="gloo", use_local_synchronization=True))
+        self.index, self.asked = ranks.rank(), 0
+        self._fabric = TorchFabric(ranks, deadline=deadline, patience=patience)
+
+    def least(self, values: Sequence[float]) -> list[float]:
+        return [-value for value in self._reduce([-float(value) for value in values], "max")]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return self._reduce(values, "sum")
+
+    def all(self, holds: bool) -> bool:
+        return bool(self.least([holds])[0])
+
+    def agreed(self, refusal: Exception | None) -> Exception | None:
+        """This rank's refusal, or that of another rank of the replica: else its ranks would wait for each other."""
+        try:
+            self._fabric.run(agree(refusal, CPU), "attach")
+        except GossamerError as other:
+            return refusal or other
+        return refusal
+
+    def compare(self, facts: dict[str, Any]) -> None:
+        """Raise an error on all ranks of the replica if these facts differ between them."""
+        lines = differences(self._fabric.run(tell(facts, CPU), "attach"))
+        if lines:
+            raise PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines))
+
+    def close(self) -> None:
+        self._fabric.close()
+
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        self.asked += 1
+        own = torch.tensor([*values], dtype=torch.float64)
+        return self._fabric.run(all_reduce(own, how), QUESTION, self.asked).tolist()  # pyright: ignore[reportArgumentType]
