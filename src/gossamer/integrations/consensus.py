@@ -38,7 +38,8 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     judged = worker.recipe.schedule.consensus_share(worker.loop)
     finite = [True]
     if judged:
-        finite = yield from _who_is_finite(worker, all_finite([share.value for share in judged]))
+        mine = worker.replica.all(all_finite([share.value for share in judged]))
+        finite = yield from _who_is_finite(worker, mine)
         _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
         if not finite[worker.rank]:

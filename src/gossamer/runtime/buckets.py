@@ -12,7 +12,7 @@ from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.runtime.optimizers import Optimizing
-from gossamer.runtime.params import Param
+from gossamer.runtime.params import Param, Sharded
 
 LONGEST = 2**31 - 1  # elements of a bucket that cannot be cut: indices have 32 bits
 LEAST = 4 * 2**20  # bytes of a bucket that is worth messages of its own
@@ -74,7 +74,12 @@ class BucketState:
         Empty where their memory layout differs from the bucket's, and on a GPU, which gains nothing by small passes.
         """
         values = [param.values for param in self.params]
-        if self.narrow or self.device.type != "cpu" or not all(v.is_contiguous() for v in values):
+        if (
+            self.narrow
+            or self.device.type != "cpu"
+            or any(isinstance(param, Sharded) for param in self.params)
+            or not all(v.is_contiguous() for v in values)
+        ):
             return []
         return [v.view(-1) for v in values]
 
