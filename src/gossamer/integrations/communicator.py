@@ -18,7 +18,7 @@ from gossamer.integrations.metrics import Told
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
-from gossamer.runtime import Heterogeneity, gradients_of, heterogeneity
+from gossamer.runtime import Heterogeneity, Sharded, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
 
@@ -278,6 +278,10 @@ class Communicator:
         `comm.heterogeneity(loss_of(model, batch) for batch in batches)`. Neither model nor training changes.
         """
         self._require_one_step("heterogeneity")
+        if any(isinstance(param, Sharded) for param in self.worker.params.values()):
+            raise AttachError(
+                "comm.heterogeneity() compares whole gradients, and FSDP2 shards this model: measure it on a whole one"
+            )
         parameters = [param.parameter for param in self.worker.params.values()]
         with self._during("heterogeneity"), self.consensus():
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))

@@ -26,6 +26,7 @@ from gossamer.integrations.groups import group_of as process_group_of
 from gossamer.integrations.shard_group import ShardGroup
 from gossamer.recipe import Recipe
 from gossamer.runtime import Replica, WholeReplica, is_sharded
+from gossamer.updates.onebit_lamb_update import OneBitLambUpdate
 
 _HERE = "torch.distributed.fsdp._fully_shard."
 _USE = "averages between the replicas of a model that FSDP2 shards"
@@ -222,15 +223,14 @@ def _swap(group: Any, inner: Any) -> None:
 
 def _refuse_recipe(recipe: Recipe, shards: int) -> None:
     """Refuse recipes in which a rank decides by what it sees alone: the shards of a replica would end up in unlike rounds."""
-    for one in (recipe, *recipe.reached):
+    for one in (recipe, *recipe.reached) if shards > 1 else ():
+        if isinstance(one.update, OneBitLambUpdate):
+            raise AttachError(
+                f"{one} with a model that FSDP2 shards: its trust ratios are norms of whole parameters, and a rank holds shards; use "
+                "onebit_adam"
+            )
         shape, traits = one.schedule.shape, {trait for part in one.parts() for trait in part.traits}
-        alone = (
-            shape.is_async
-            or shape.serves
-            or "waits for few" in traits
-            or ("control" in traits and one.controller.moves_schedule)
-        )
-        if shards > 1 and alone:
+        if shape.is_async or shape.serves or "waits for few" in traits or one.controller.moves_schedule:
             raise AttachError(
                 f"{one} with a model that FSDP2 shards: each shard of a replica would decide for itself which round it is in, and a "
                 "model would be put together of two; use a recipe whose ranks meet at fixed steps"
