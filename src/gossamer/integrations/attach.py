@@ -133,7 +133,7 @@ def attach(
     try:
         holds.connect(fabric.size, deadline, patience)
         plan = agreed(fabric, "attach", nodes, check_arguments, holds.agreed)
-        holds.take_over({"recipe": repr(plan.recipe), "seed": seed, "replica": fabric.rank, **plan.facts})
+        holds.take_over()
         comes = fabric.present.joins  # to others that are at work
         worker = make_worker(plan, fabric, "attach", model, seed, holds.replica)
         worker.untrained = Untrained(model, worker) if fabric.members else None

@@ -134,13 +134,11 @@ class ShardedModel:
         if self._shard_ranks().size() > 1:
             self._shards = self.replica = ShardGroup(self._shard_ranks(), deadline, patience)
 
-    def agreed(self, refusal: Exception | None) -> Exception | None:
-        return refusal if self._shards is None else self._shards.agreed(refusal)
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        return refusal if self._shards is None else self._shards.agreed(refusal, facts)
 
-    def take_over(self, facts: dict[str, Any]) -> None:
+    def take_over(self) -> None:
         """Take the hop between replicas from FSDP2, and prove that it is gone."""
-        if self._shards is not None:
-            self._shards.compare(facts)
         if self._size == 1:
             warnings.warn(
                 "the replicate dimension of this model's mesh is 1, so there is nothing to average between replicas and the recipe sends "

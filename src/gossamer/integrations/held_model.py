@@ -32,12 +32,12 @@ class HeldModel(Protocol):
         """Raise an error if gossamer cannot train it so."""
         ...
 
-    def agreed(self, refusal: Exception | None) -> Exception | None:
-        """This rank's refusal, or that of another rank of the replica."""
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        """This rank's refusal, or another rank's of the replica, or that these facts differ between its ranks."""
         ...
 
-    def take_over(self, facts: dict[str, Any]) -> None:
-        """Stop whatever else averages gradients between replicas, if these facts are equal on the replica's ranks."""
+    def take_over(self) -> None:
+        """Stop whatever else averages gradients between replicas."""
         ...
 
     def syncs(self, parameter: Tensor) -> bool:
@@ -67,10 +67,10 @@ class WholeModel:
     def connect(self, size: int, deadline: float, patience: Patience) -> None: ...
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None: ...
 
-    def agreed(self, refusal: Exception | None) -> Exception | None:
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
         return refusal
 
-    def take_over(self, facts: dict[str, Any]) -> None: ...
+    def take_over(self) -> None: ...
 
     def syncs(self, parameter: Tensor) -> bool:
         return syncs(self._looped)

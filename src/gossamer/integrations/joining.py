@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import GossamerError
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.checks.elastic_checks import compare_with_the_first, post_fingerprint
 from gossamer.integrations.groups import Where, host_names
@@ -35,7 +36,7 @@ def agreed(
     what: str,
     nodes: Where | None,
     check: Callable[[list[str]], Plan],
-    inside: Callable[[Exception | None], Exception | None] = lambda refusal: refusal,
+    inside: Callable[[Exception | None, dict[str, Any]], Exception | None] = lambda refusal, facts: refusal,
 ) -> Plan:
     """Return this rank's plan; if one rank refuses its arguments, all ranks raise an error.
 
@@ -47,7 +48,10 @@ def agreed(
         plan = check(hosts)
     except (GossamerError, TypeError) as error:
         refusal = error
-    refusal = inside(refusal)
+    facts = {} if plan is None else {"recipe": repr(plan.recipe), "replica": fabric.rank, **plan.facts}
+    if facts and nodes is not None:
+        facts["node"] = machine()
+    refusal = inside(refusal, facts)
     if fabric.size > 1 and not fabric.present.joins:
         fabric.run(agree(refusal, fabric.device), what)
     if refusal is not None:

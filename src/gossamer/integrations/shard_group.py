@@ -6,12 +6,12 @@ from typing import Any, cast, final
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import GossamerError, PeerError
+from gossamer.core.errors import PeerError
 from gossamer.core.verbs import all_reduce
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.torch.endpoint import backends
 from gossamer.fabrics.torch.fabric import TorchFabric
-from gossamer.integrations.handshake import agree, differences, tell
+from gossamer.integrations.handshake import WORDS, differences, tell
 
 CPU = torch.device("cpu")
 QUESTION = "asking the other shards"
@@ -37,19 +37,19 @@ class ShardGroup:
     def all(self, holds: bool) -> bool:
         return bool(self.least([holds])[0])
 
-    def agreed(self, refusal: Exception | None) -> Exception | None:
-        """This rank's refusal, or that of another rank of the replica: else its ranks would wait for each other."""
-        try:
-            self._fabric.run(agree(refusal, CPU), "attach")
-        except GossamerError as other:
-            return refusal or other
-        return refusal
-
-    def compare(self, facts: dict[str, Any]) -> None:
-        """Raise an error on all ranks of the replica if these facts differ between them."""
-        lines = differences(self._fabric.run(tell(facts, CPU), "attach"))
-        if lines:
-            raise PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines))
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        """This rank's refusal, or another rank's of the replica, or that these facts differ between its ranks."""
+        mine = {"refusal": "" if refusal is None else str(refusal)[:WORDS], "facts": facts}
+        everyone = self._fabric.run(tell(mine, CPU), "attach")
+        refusals = [
+            f"rank {i} of its replica cannot go on: {one['refusal']}"
+            for i, one in enumerate(everyone)
+            if one["refusal"]
+        ]
+        if refusal is not None or refusals:
+            return refusal or PeerError("; ".join(refusals))
+        lines = differences([one["facts"] for one in everyone])
+        return PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines)) if lines else None
 
     def close(self) -> None:
         self._fabric.close()
