@@ -10,7 +10,7 @@ from gossamer.integrations.checks.introspection import kind_names
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
 from gossamer.recipe import Recipe
-from gossamer.runtime import Replica, WholeReplica, local_part
+from gossamer.runtime import ReplicaRanks, WholeReplica, local_part
 
 FSDP2 = "FSDPModule"
 
@@ -18,7 +18,7 @@ FSDP2 = "FSDPModule"
 class HeldModel(Protocol):
     """What the training loop's hooks ask about a model; `replica` are the ranks that hold it together."""
 
-    replica: Replica
+    replica: ReplicaRanks
 
     def group_of(self, given: Given) -> Given:
         """The ranks that hold the same part, among which gradients are averaged."""
@@ -59,7 +59,7 @@ class WholeModel:
 
     def __init__(self, looped: nn.Module) -> None:
         self._looped = looped
-        self.replica: Replica = WholeReplica()
+        self.replica: ReplicaRanks = WholeReplica()
 
     def group_of(self, given: Given) -> Given:
         return given

@@ -19,7 +19,7 @@ QUESTION = "asking the other shards"
 
 @final
 class ShardGroup:
-    """A `Replica` over a group of its own: a few numbers at a time, through the hosts' memory."""
+    """A `ReplicaRanks` over a group of its own: a few numbers at a time, through the hosts' memory."""
 
     def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
         if backends(ranks).get("cpu") != "gloo":
