@@ -23,7 +23,7 @@ from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.groups import Given
 from gossamer.integrations.groups import group_of as process_group_of
-from gossamer.integrations.shard_group import ShardGroup
+from gossamer.integrations.shard_group import ShardGroup, over_gloo
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, WholeReplica, is_sharded
 from gossamer.updates.onebit_lamb_update import OneBitLambUpdate
@@ -69,6 +69,9 @@ class ShardedModel:
         """The replicate dimension of the mesh, or the group that was given, where the mesh has only the shards."""
         native = self._native()
         found = process_group_of(given) if given is not None else native
+        if native is not None and given is None and self._info.mesh.device_type == "cuda":
+            # FSDP2 uses NCCL inside the replica, from another thread, and two communicators of NCCL must be used in one order.
+            found = over_gloo(native)
         if isinstance(found, dist.ProcessGroup):
             self._refuse_group(found, native)
             return found
