@@ -74,6 +74,8 @@ def over_shards(rank: int, size: int, kind: str, shards: int) -> Tensor:
 
 
 def trained(model: nn.Module, replica: int) -> Tensor:
+    with torch.no_grad():
+        model(batch(0, 0)[0])  # FSDP2 then holds the root's parameters gathered
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's compiler
         optimizer = sgd(model)

@@ -23,6 +23,7 @@ from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.groups import Given
 from gossamer.integrations.groups import group_of as process_group_of
+from gossamer.integrations.held_model import cut_again
 from gossamer.integrations.shard_group import ShardGroup, over_gloo
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, WholeReplica, is_sharded
@@ -50,6 +51,7 @@ class ShardedModel:
     """A model that FSDP2 shards over the ranks of a replica."""
 
     def __init__(self, model: nn.Module) -> None:
+        cut_again(model)
         self._model = model
         self.replica: ReplicaRanks = WholeReplica()
         self._groups = [*_groups_of(model)]

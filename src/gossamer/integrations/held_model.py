@@ -92,16 +92,20 @@ def is_fsdp2(module: nn.Module) -> bool:
     return FSDP2 in kind_names(type(module))
 
 
-def parts_of_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """This rank's part of every parameter.
+def cut_again(model: nn.Module) -> None:
+    """Leave this rank its shards alone, if FSDP2 cuts the model.
 
-    FSDP2 leaves parameters gathered after a forward pass without gradients, and would not see what is written to a shard
-    then: they are cut again first.
+    After a forward pass without gradients FSDP2 keeps parameters gathered, and would not see what is written to a shard.
     """
     for module in model.modules():
         if is_fsdp2(module):
             reshard: Any = module.reshard
             reshard()
+
+
+def parts_of_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of every parameter."""
+    cut_again(model)
     return {name: local_part(p.detach()) for name, p in model.named_parameters()}
 
 
