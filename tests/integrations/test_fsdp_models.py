@@ -74,11 +74,11 @@ def over_shards(rank: int, size: int, kind: str, shards: int) -> Tensor:
 
 
 def trained(model: nn.Module, replica: int) -> Tensor:
-    with torch.no_grad():
-        model(batch(0, 0)[0])  # FSDP2 then holds the root's parameters gathered
+    optimizer = sgd(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's compiler
-        optimizer = sgd(model)
+        with torch.no_grad():
+            model(batch(0, 0)[0])  # FSDP2 then holds the root's parameters gathered
         with gossamer.attach(model, optimizer, "allreduce", seed=SEED, deadline=60.0) as comm:
             for step in range(1, STEPS + 1):
                 optimizer.zero_grad()
