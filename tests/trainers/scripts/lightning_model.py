@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from torch import Tensor, nn
 
 BATCHES = 12  # micro-batches of an epoch
@@ -84,11 +84,16 @@ class Kill(Callback):
 
 def trainer_of(strategy: Any, folder: Path, *callbacks: Callback, **options: Any) -> pl.Trainer:
     """A trainer of 10 steps of 2 micro-batches, with clipping."""
-    given = dict(
-        max_steps=10, accumulate_grad_batches=2, gradient_clip_val=0.5, log_every_n_steps=2, logger=False,
-        num_sanity_val_steps=1, enable_progress_bar=False, enable_model_summary=False,
-        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
-    )  # fmt: skip
+    given = {
+        "max_steps": 10, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "log_every_n_steps": 2, "logger": False,
+        "num_sanity_val_steps": 1, "enable_progress_bar": False, "enable_model_summary": False,
+        "enable_checkpointing": any(isinstance(each, Checkpoint) for each in callbacks),
+    }  # fmt: skip
     return pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, default_root_dir=folder, callbacks=[*callbacks], **given | options
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        default_root_dir=folder,
+        callbacks=[*callbacks],
+        **given | options,
     )
