@@ -74,26 +74,28 @@ def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:
         assert [event.step for event in events.Scalars(f"gossamer/{name}")] == [2, 4, 6]
 
 
-def test_the_page_changes_one_line_and_three_more_for_local_steps(tmp_path: Path) -> None:
+def test_the_page_changes_one_line_and_three_more_for_local_steps() -> None:
     (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
     out, put = changed(one)
     assert out == ['strategy="ddp",']
     assert put == ["from gossamer.trainers.fabric import Strategy", 'strategy=Strategy("topk"),']
     assert [len(lines) for lines in changed(three)] == [1, 3]
-    script = tmp_path / "train.py"
-    script.write_text(patched(patched(stock, one), three).replace('"topk"', '"local_sgd(4)"'))
-    python(tmp_path, script)
-    saved = torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)
-    assert (saved["epoch"], saved["gossamer"]["step"]) == (2, 16)
+    assert "fabric.strategy.comm.finish()" in patched(patched(stock, one), three)
 
 
 @pytest.mark.slow
-def test_the_script_of_the_page_trains_with_its_one_line(tmp_path: Path) -> None:
-    (stock,), (one, _) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+@pytest.mark.parametrize("recipe", ["topk", "local_sgd(4)"])
+def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path, recipe: str) -> None:
+    (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    text = patched(stock, one) if recipe == "topk" else patched(patched(stock, one), three)
     script = tmp_path / "train.py"
-    script.write_text(patched(stock, one))
-    python(tmp_path, script)
-    assert torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)["gossamer"]["step"] == 16
+    for epochs in (2, 3):
+        script.write_text(
+            text.replace('"topk"', f'"{recipe}"').replace('state["epoch"] < 2', f'state["epoch"] < {epochs}')
+        )
+        python(tmp_path, script)
+        saved = torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)
+        assert (saved["epoch"], saved["gossamer"]["step"]) == (epochs, 8 * epochs)
 
 
 @pytest.mark.slow
