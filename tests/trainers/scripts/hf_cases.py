@@ -110,8 +110,8 @@ def local(folder: Path) -> dict[str, Any]:
         "final": final,
         "eval": trainer.evaluate()["eval_loss"],
         "uploaded": hub.uploaded,
-        "by hand": flat(GPT2LMHeadModel.from_pretrained(folder / f"by-hand-{RANK}")),
-        "copied": flat(GPT2LMHeadModel.from_pretrained(folder / f"copied-{RANK}")),
+        "by hand": flat(GPT2LMHeadModel.from_pretrained(folder / "by-hand-0")),
+        "copied": flat(GPT2LMHeadModel.from_pretrained(folder / "copied-0")),
         "left": sorted(str(p.relative_to(folder / "local")) for p in (folder / "local").glob("*/gossamer*")),
         "after": "save_pretrained" in vars(trainer.model) or trainer.communicator is not None,
     }
@@ -239,7 +239,7 @@ def refused(folder: Path) -> dict[str, Any]:
     )
     hf.use(searching, "topk")
     out["LBFGS"] = error_of(searching.train)
-    out["lags"] = error_of(trained, folder, "delayed")
+    out["lags"] = error_of(trained, folder, "allreduce + delayed()")
     out["LocalSGD"] = error_of(trained, folder, "local_sgd(4)", AroundLocalSGD())
     out["still trains"] = flat(trained(folder, "topk", max_steps=2).model)
     return out
@@ -253,7 +253,8 @@ class AroundLocalSGD(TrainerCallback):
         from accelerate.local_sgd import LocalSGD
 
         wrapped = self.model_of(given["model"])
-        LocalSGD(Accelerator(cpu=True), wrapped, 4).__enter__()
+        self.entered = LocalSGD(Accelerator(cpu=True), wrapped, 4)  # ends when nobody holds it
+        self.entered.__enter__()
 
     def model_of(self, model: nn.Module) -> nn.Module:
         import gc

@@ -12,15 +12,17 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 ROWS, LENGTH, WORDS = 48, 8, 40
 
 
-def gpt(dropout: float = 0.1, seed: int = 5) -> GPT2LMHeadModel:
+def gpt(dropout: float = 0.1, seed: int = 5, width: int = 16) -> GPT2LMHeadModel:
     set_seed(seed)
     return GPT2LMHeadModel(
         GPT2Config(
             vocab_size=WORDS,
             n_positions=LENGTH,
-            n_embd=16,
+            n_embd=width,
             n_layer=2,
             n_head=2,
+            bos_token_id=1,
+            eos_token_id=1,
             attn_pdrop=dropout,
             embd_pdrop=dropout,
             resid_pdrop=dropout,
