@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any
 
 import transformers
+from accelerate import DistributedDataParallelKwargs
 
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.integrations import consensus
@@ -66,6 +67,7 @@ def use(trainer: Trainer, recipe: str | Recipe, *, public_only: bool = False, **
     run = TrainerRun(trainer, Recipe.of(recipe), public_only, options)
     trainer.__class__ = type(kind.__name__, (RecipeTrainer, kind), {"__module__": kind.__module__})
     trainer.__dict__["recipe_run"] = run
+    _leave_first_copy_to_attach(trainer)
     trainer.callback_handler.callbacks.insert(
         0, run
     )  # first, so that others see an attached model, and the consensus at the end
@@ -80,6 +82,10 @@ class RecipeTrainer(Trainer):
     def communicator(self) -> Communicator | None:
         """The communicator while `train()` runs."""
         return self.recipe_run.comm
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        _leave_first_copy_to_attach(self)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         self.recipe_run.checkpoint = resume_from_checkpoint or None
@@ -219,6 +225,19 @@ class ConsensusSave:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._model, "save_pretrained")
+
+
+class DDPWithoutFirstCopy(DistributedDataParallelKwargs):
+    """The options of a Trainer's DDP, which no longer sends the whole model when it is made: `attach` sends what differs."""
+
+    def to_kwargs(self) -> dict[str, Any]:
+        return {**super().to_kwargs(), "init_sync": False}
+
+
+def _leave_first_copy_to_attach(trainer: Any) -> None:
+    accelerator = trainer.accelerator
+    given = vars(accelerator.ddp_handler or DistributedDataParallelKwargs())
+    accelerator.ddp_handler = DDPWithoutFirstCopy(**given)
 
 
 def _keep_loaded(comm: Communicator) -> None:

@@ -39,19 +39,26 @@ def trained(folder: Path, recipe: str | None, *callbacks: TrainerCallback, resum
     return trainer
 
 
-def equal(folder: Path) -> dict[str, Any]:
-    """`allreduce` beside stock DDP: accumulation 2, clipping, AdamW, dropout; in fp32, in bf16, and compiled."""
+def beside_stock(folder: Path, **more: Any) -> dict[str, Any]:
+    """`allreduce` beside the stock Trainer's DDP: accumulation 2, clipping, AdamW, dropout."""
     out = dict[str, Any]()
-    for name, more in {
-        "fp32": {},
-        "bf16": {"bf16": True},
-        "compiled": {"torch_compile": True, "torch_compile_backend": "eager", "max_steps": 3},
-    }.items():
-        for recipe in (None, "allreduce"):
-            trainer = trained(folder, recipe, **more)
-            out[f"{name} {recipe}"] = flat(trainer.model)
-            out[f"{name} {recipe} norms"] = [h["grad_norm"] for h in trainer.state.log_history if "grad_norm" in h]
+    for name, recipe in {"stock": None, "ours": "allreduce"}.items():
+        trainer = trained(folder, recipe, **more)
+        norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+        out |= {name: flat(trainer.model), f"{name} norms": norms}
     return out
+
+
+def fp32(folder: Path) -> dict[str, Any]:
+    return beside_stock(folder)
+
+
+def bf16(folder: Path) -> dict[str, Any]:
+    return beside_stock(folder, bf16=True)
+
+
+def compiled(folder: Path) -> dict[str, Any]:
+    return beside_stock(folder, torch_compile=True, torch_compile_backend="eager")
 
 
 class Watched(TrainerCallback):
@@ -67,7 +74,6 @@ class Watched(TrainerCallback):
         self.steps.append(self.trainer.communicator.step)
         if state.global_step == 6:
             self.predicted = self.trainer.predict(Tokens(4, 2)).metrics["test_loss"]
-            self.judged.clear()
             given["model"].save_pretrained(self.folder / f"by-hand-{RANK}")
             copied = copy.deepcopy(given["model"])
             copied.save_pretrained(self.folder / f"copied-{RANK}")
@@ -132,28 +138,20 @@ def best(folder: Path) -> dict[str, Any]:
     }
 
 
-RESUMED = ("local_sgd(4)", "topk(ratio=0.1)")
-
-
 def resumed(folder: Path) -> dict[str, Any]:
-    """A new Trainer resumes from a checkpoint inside a round; one without sidecars, with, of another recipe."""
-    out = dict[str, Any]()
-    for recipe in RESUMED:
-        path = folder / f"resumed {recipe}"
-        saves = {"save_strategy": "steps", "save_steps": 6}
-        out[recipe] = (
-            flat(trained(path, recipe, **saves).model),
-            flat(trained(path, recipe, resume=True, **saves).model),
-        )
-    path = folder / f"resumed {RESUMED[0]}" / "checkpoint-6"
+    """A new Trainer resumes from a checkpoint inside a round: with sidecars, of another recipe, without one of them."""
+    saves = {"save_strategy": "steps", "save_steps": 6}
+    out: dict[str, Any] = {"unbroken": flat(trained(folder / "resumed", "local_sgd(4)", **saves).model)}
+    out["resumed"] = flat(trained(folder / "resumed", "local_sgd(4)", resume=True, **saves).model)
+    path = folder / "resumed" / "checkpoint-6"
     out["other"] = error_of(trained, folder, "topk", resume=str(path))
     dist.barrier()
     if RANK == 1:
         (path / "gossamer-rank1-of-2.pt").unlink()
     dist.barrier()
-    out["missing"] = error_of(trained, folder, RESUMED[0], resume=str(path))
+    out["missing"] = error_of(trained, folder, "local_sgd(4)", resume=str(path))
     trainer = trainer_of(folder)
-    hf.use(trainer, RESUMED[0], public_only=True)
+    hf.use(trainer, "local_sgd(4)", public_only=True)
     trainer.train(resume_from_checkpoint=str(path))
     out["on purpose"] = flat(trainer.model)
     return out
@@ -195,14 +193,17 @@ class EachStep(TrainerCallback):
 
 
 def counted(folder: Path) -> dict[str, Any]:
-    """`local_sgd(8)`: what the Trainer itself sends in each step, by default and with the setting off."""
+    """`local_sgd(8)`: what the Trainer itself sends in each step, by setting."""
     ledger, out = Ledger(), dict[str, Any]()
     ledger.install()
-    for name, averages in {"default": True, "off": False}.items():
+    for name, more in {
+        "default": {"average_tokens_across_devices": True},
+        "off": {},
+        "logged": {"logging_steps": 1},
+        "seen": {"include_num_input_tokens_seen": "all"},
+    }.items():
         each = EachStep(ledger)
-        trainer = each.trainer = trainer_of(
-            folder, each, logging_steps=100, average_tokens_across_devices=averages, max_steps=9
-        )
+        trainer = each.trainer = trainer_of(folder, each, **{"logging_steps": 100, "max_steps": 9} | more)
         hf.use(trainer, "local_sgd(8)")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
