@@ -2,16 +2,12 @@
 
 import importlib.util
 import json
-import re
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from tests.trainers.ranks import TORCHRUN, blocks, changed, on_ranks, patched, python, seen
 
-from gossamer.core.errors import AttachError
 from gossamer.trainers import hf_checks
 
 pytestmark = pytest.mark.gang
@@ -168,13 +164,13 @@ def test_training_goes_on_from_the_public_model_on_purpose(folder: Path) -> None
 def test_the_trainer_s_own_traffic_in_each_step_is_counted_and_warned_about(folder: Path) -> None:
     """One gather a step by default, none with the setting off; gossamer sends in the steps that end rounds only.
 
-    Each log gathers once more, and so does the number of tokens seen.
+    Each log gathers twice more, and the number of tokens seen is gathered in each of the two micro-batches.
     """
     first, _ = seen(folder, "counted")
     assert first["default"][1:] == [{"all_gather by _get_num_items_in_batch": 1}] * 8
     assert first["off"][1:] == [{}] * 8
-    assert [sum(step.values()) for step in first["logged"][1:]] == [1] * 8
-    assert [sum(step.values()) for step in first["seen"][1:]] == [1] * 8
+    assert first["logged"][1:] == [{"all_gather by _maybe_log_save_evaluate": 1, "all_gather by store_flos": 1}] * 8
+    assert first["seen"][1:] == [{"all_gather by _track_num_input_tokens": 2}] * 8
     for name in ("default", "off"):
         sent = first[f"{name} sent"]
         assert len({*sent[:7]}) == 1
@@ -292,3 +288,35 @@ def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path) -> None:
         logged = [entry["step"] for entry in state["log_history"] if "gossamer/sent_bytes_per_step" in entry]
         assert logged == [*range(5, steps + 1, 5)]  # the second run went on from step 20
         assert (tmp_path / "runs" / "final" / "model.safetensors").exists()
+
+
+def test_a_release_that_was_not_tested_is_refused() -> None:
+    for version in ("4.57.1", "5.23.0", "6.0.0"):
+        with pytest.raises(ImportError, match=rf"transformers {version} is installed, but gossamer.trainers.hf needs"):
+            hf_checks.refuse_release(version)
+    hf_checks.refuse_release("5.30.0.dev0")
+
+
+def test_the_page_changes_one_line() -> None:
+    (stock,), (diff,) = blocks("hf.md", "python"), blocks("hf.md", "diff")
+    out, put = changed(diff)
+    assert out == []
+    assert put == ["import gossamer.trainers.hf", 'gossamer.trainers.hf.use(trainer, "topk")']
+    assert 'hf.use(trainer, "topk")' in patched(stock, diff)
+
+
+@installed
+@pytest.mark.slow
+def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path) -> None:
+    (stock,), (diff,) = blocks("hf.md", "python"), blocks("hf.md", "diff")
+    for steps in (12, 18):
+        (tmp_path / "train.py").write_text(patched(stock, diff).replace("max_steps=12", f"max_steps={steps}"))
+        python(tmp_path, *TORCHRUN, "train.py")
+        state = json.loads((tmp_path / "runs" / f"checkpoint-{steps}" / "trainer_state.json").read_text())
+        assert state["global_step"] == steps
+        assert all(e["gossamer/sent_bytes_per_step"] > 0 for e in state["log_history"] if "loss" in e)
+    assert (tmp_path / "final" / "model.safetensors").exists()
+    assert sorted(p.name for p in (tmp_path / "runs" / "checkpoint-18").glob("gossamer*")) == [
+        "gossamer-rank0-of-2.pt",
+        "gossamer-rank1-of-2.pt",
+    ]
