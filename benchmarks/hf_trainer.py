@@ -68,7 +68,9 @@ class Curve(TrainerCallback):
 def train(way: str, steps: int, target: float) -> Curve:
     set_seed(0)
     model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=WORDS, n_positions=LENGTH, n_embd=192, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0)
+        GPT2Config(
+            vocab_size=WORDS, n_positions=LENGTH, n_embd=192, n_layer=4, n_head=4, bos_token_id=0, eos_token_id=0
+        )
     )
     curve = Curve(target)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,9 +80,7 @@ def train(way: str, steps: int, target: float) -> Curve:
             logging_steps=EVERY, report_to="none", disable_tqdm=True, average_tokens_across_devices=False,
             ddp_find_unused_parameters=False,
         )  # fmt: skip
-        trainer = Trainer(
-            model, arguments, train_dataset=Chain(8192, 1), eval_dataset=Chain(256, 2), callbacks=[curve]
-        )
+        trainer = Trainer(model, arguments, train_dataset=Chain(8192, 1), eval_dataset=Chain(256, 2), callbacks=[curve])
         trainer.log = lambda *given, **more: None  # the table at the end is enough
         if way != "ddp":
             hf.use(trainer, way)
@@ -105,7 +105,11 @@ def main() -> None:
         for way, curve in curves.items():
             step = 1000 * curve.seconds / curve.steps
             seconds, last = curve.seconds_to(target), curve.points[-1][1]
-            said = f"{seconds:.1f} s, {seconds / whole:.3f} of DDP's" if seconds is not None else f"not reached: {last:.4f}"
+            said = (
+                f"{seconds:.1f} s, {seconds / whole:.3f} of DDP's"
+                if seconds is not None
+                else f"not reached: {last:.4f}"
+            )
             print(f"{way:24} step {step:7.1f} ms, {curve.steps:5} steps; to the loss {said}")
     dist.destroy_process_group()
 

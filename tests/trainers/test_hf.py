@@ -268,28 +268,6 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(recipe: str, tmp_path: Path)
         assert torch.equal(rank["unbroken"], rank["resumed"])
 
 
-def test_the_page_adds_one_line() -> None:
-    stock, diff = blocks("hf.md", "python")[0], blocks("hf.md", "diff")[0]
-    out, put = changed(diff)
-    assert out == []
-    assert put == ["from gossamer.trainers import hf", 'hf.use(trainer, "topk")']
-    compile(patched(stock, diff), "train.py", "exec")
-
-
-@installed
-@pytest.mark.slow
-def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path) -> None:
-    stock, diff = blocks("hf.md", "python")[0], blocks("hf.md", "diff")[0]
-    script = tmp_path / "train.py"
-    for steps in (20, 30):
-        script.write_text(patched(stock, diff).replace("max_steps=20", f"max_steps={steps}"))
-        python(tmp_path, *TORCHRUN, script)
-        state = json.loads((tmp_path / "runs" / f"checkpoint-{steps}" / "trainer_state.json").read_text())
-        logged = [entry["step"] for entry in state["log_history"] if "gossamer/sent_bytes_per_step" in entry]
-        assert logged == [*range(5, steps + 1, 5)]  # the second run went on from step 20
-        assert (tmp_path / "runs" / "final" / "model.safetensors").exists()
-
-
 def test_a_release_that_was_not_tested_is_refused() -> None:
     for version in ("4.57.1", "5.23.0", "6.0.0"):
         with pytest.raises(ImportError, match=rf"transformers {version} is installed, but gossamer.trainers.hf needs"):
