@@ -19,12 +19,10 @@ QUESTION = "asking the other shards"
 
 @final
 class ShardGroup:
-    """A `Replica` over a group of its own: a few numbers at a time, through the hosts' memory."""
+    """A `ReplicaRanks` over a group of its own: a few numbers at a time, through the hosts' memory."""
 
     def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
-        if backends(ranks).get("cpu") != "gloo":
-            numbers = dist.get_process_group_ranks(ranks)
-            ranks = cast(dist.ProcessGroup, dist.new_group(numbers, backend="gloo", use_local_synchronization=True))
+        ranks = over_gloo(ranks)
         self.index, self.asked = ranks.rank(), 0
         self._fabric = TorchFabric(ranks, deadline=deadline, patience=patience)
 
@@ -58,3 +56,11 @@ class ShardGroup:
         self.asked += 1
         own = torch.tensor([*values], dtype=torch.float64)
         return self._fabric.run(all_reduce(own, how), QUESTION, self.asked).tolist()  # pyright: ignore[reportArgumentType]
+
+
+def over_gloo(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same ranks over gloo; only they call it."""
+    if "gloo" in backends(group).values():
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=True))

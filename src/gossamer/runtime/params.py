@@ -102,10 +102,8 @@ class Sharded(Param):
             return local_part(tensor)
 
     def hand(self, part: Tensor) -> None:
-        from torch.distributed.tensor import DTensor
-
         p: Any = self.parameter
-        p.grad = DTensor.from_local(
+        p.grad = type(p).from_local(
             part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
         )
 

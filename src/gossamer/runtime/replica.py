@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol, final
 
 
-class Replica(Protocol):
+class ReplicaRanks(Protocol):
     """What the ranks of one replica ask each other, wherever one of them would else decide by its own shard.
 
     Law: all of them ask the same questions in the same order.
