@@ -327,7 +327,10 @@ def test_a_plan_is_a_value_of_the_library() -> None:
 
 
 def test_more_hosts_are_planned_as_each_of_them_alone() -> None:
-    found = scaling(SMALL, FOUR, [2, 4], ["qsgd", "topk", "backup", "scatter(topk())"], work=NoWork())
+    def planned(there: Cluster) -> TrainingPlan:
+        return plan(SMALL, there, ["qsgd", "topk", "backup", "scatter(topk())"], work=NoWork(), curves=False)
+
+    found = scaling(FOUR, [2, 4], planned)
     for count in (2, 4):
         there = replace(FOUR, hosts=(replace(FOUR.hosts[0], count=count),))
         alone = plan(SMALL, there, ["qsgd", "topk"], work=NoWork(), curves=False)
@@ -336,8 +339,8 @@ def test_more_hosts_are_planned_as_each_of_them_alone() -> None:
             assert found.seconds[row.name][count] == pytest.approx(row.seconds.step)
     assert found.seconds["backup"].keys() == {4}  # it needs a rank to leave out
     assert found.refused.keys() == {"backup", "scatter(topk())"}
-    with pytest.raises(CostError, match="have nobody to send to"):
-        scaling(SMALL, FOUR, [1], ["qsgd"], work=NoWork())
+    with pytest.raises(CostError, match="one rank alone sends nothing"):
+        scaling(FOUR, [1], planned)
     unlike = replace(FOUR, hosts=(FOUR.hosts[0], replace(FOUR.hosts[0], speed=0.5)))
     with pytest.raises(CostError, match="unlike groups of hosts"):
-        scaling(SMALL, unlike, [4], ["qsgd"], work=NoWork())
+        scaling(unlike, [4], planned)

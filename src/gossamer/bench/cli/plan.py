@@ -27,7 +27,7 @@ from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan, work_of
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
-from gossamer.planning.work import MeasuredWork, WorkSource
+from gossamer.planning.work import MeasuredWork
 from gossamer.recipes import presets
 
 PAPERS_BARS = "terngrad-paper"
@@ -85,30 +85,23 @@ def plan_command(
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
         return
+    options: dict[str, Any] = {"work": work, "accumulate": accumulate, "shards": shard}
     if over is not None:
-        found = scaling(what, where, _numbers(over), _recipes(recipes), work=work, accumulate=accumulate, shards=shard)
+        found = scaling(
+            where, _numbers(over), lambda there: _planned(what, there, _recipes(recipes), **options, curves=False)
+        )
         print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
-    found = _planned(what, where, _recipes(recipes), work, accumulate, shard)
+    found = _planned(what, where, _recipes(recipes), **options)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
 
 
-def _planned(
-    model: ModelCost, cluster: Cluster, recipes: list[str], work: WorkSource, accumulate: int, shard: int
-) -> TrainingPlan:
+def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
     screen = console(stderr=True)
     if not screen.is_terminal:
-        return plan(model, cluster, recipes, work=work, accumulate=accumulate, shards=shard)
+        return plan(model, cluster, recipes, **options)
     with screen.status("planning") as status:
-        return plan(
-            model,
-            cluster,
-            recipes,
-            work=work,
-            accumulate=accumulate,
-            shards=shard,
-            tell=lambda name: status.update(f"planning {name}"),
-        )
+        return plan(model, cluster, recipes, **options, tell=lambda name: status.update(f"planning {name}"))
 
 
 def _numbers(text: str) -> list[int]:
