@@ -22,7 +22,6 @@ import torch
 
 import gossamer.planning
 from gossamer.bench import workloads
-from gossamer.bench.cli.plan_tables import null_seconds
 from gossamer.bench.compare.steps import StepRow, measure_steps
 from gossamer.bench.lab import parse_rate
 from gossamer.bench.workloads.emulated import emulated
@@ -139,7 +138,7 @@ def measured(
         for name in some:
             found, row = plans[name].seconds(cluster), rows[name]
             cell = Cell(
-                hosts, compute, rate, name, found.step, null_seconds(plans[name], cluster, found), row.step_ms / 1e3,
+                hosts, compute, rate, name, found.step, plans[name].null_seconds(cluster), row.step_ms / 1e3,
                 row.low_ms / 1e3, row.high_ms / 1e3, planned_ddp, rows["ddp"].step_ms / 1e3,
             )  # fmt: skip
             print(

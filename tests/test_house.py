@@ -176,7 +176,7 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES = 41_000  # the goal is 30,000: 2,500 of them are costs and plans, 1,200 the codec eden and its kernels
+LIBRARY_LINES = 44_000  # the goal is 30,000: 2,500 of them are costs and plans, 1,200 the codec eden and its kernels, 2,000 trainers and shards
 TOOL_LINES = (
     16_500  # the goal is 10,000: 570 are the emulated accelerator, 1,200 plan and measure a cluster, 140 measure noise
 )
@@ -184,7 +184,7 @@ SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
 LONG = 75  # functions with more than 6 parameters: most make graphs, kernels, plans or one message of many facts
-SMALL_FILES = 74
+SMALL_FILES = 78
 
 
 def test_library_and_tool_keep_to_their_lines() -> None:

@@ -19,6 +19,7 @@ from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import LINE_UP, TrainingPlan, line_up, plan, prepare
 from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork, Work, on_a_line
 from gossamer.recipes import presets
 
@@ -202,6 +203,36 @@ def test_the_shortest_round_that_reaches_ninety_per_cent_does() -> None:
     assert best == 1 or busy[1] < 0.9
 
 
+# -- unlike hosts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "local_sgd(8)", "allreduce + delayed()"])
+def test_a_step_waits_for_the_host_that_computes_at_half_speed(recipe: str) -> None:
+    """On a network that costs nothing a step takes twice as long, for recipes and baselines alike."""
+    quick = replace(FREE, hosts=(replace(FREE.hosts[0], memory_rate=1e15),))
+    slow = replace(quick, hosts=(replace(quick.hosts[0], count=3), replace(quick.hosts[0], count=1, speed=0.5)))
+    even, uneven = (plan(SMALL, c, [recipe], work=NoWork(), curves=False) for c in (quick, slow))
+    for a, b in zip([*even.baselines, *even.recipes], [*uneven.baselines, *uneven.recipes], strict=True):
+        assert a.seconds is not None
+        assert b.seconds is not None
+        assert b.seconds.step == pytest.approx(2 * a.seconds.step, rel=1e-6), a.name
+        assert b.seconds.utilisation == pytest.approx(a.seconds.utilisation, rel=1e-6)
+    assert any("computes at 0.5 of the fastest one's speed" in line for line in sentences(uneven))
+
+
+def test_work_takes_longer_on_a_slow_host() -> None:
+    cluster = replace(FREE, hosts=(replace(FREE.hosts[0], speed=0.25),))
+    quick, slow = (prepare("qsgd", SMALL, c, MemoryPasses(1e9)).seconds(c) for c in (FREE, cluster))
+    assert slow.work == pytest.approx(4 * quick.work, rel=1e-6)
+
+
+def test_what_goes_on_without_the_slowest_is_not_planned_beside_unlike_hosts() -> None:
+    cluster = replace(FOUR, hosts=(replace(FOUR.hosts[0], count=3), replace(FOUR.hosts[0], count=1, speed=0.5)))
+    (row,) = plan(SMALL, cluster, ["backup"], work=NoWork(), curves=False).recipes
+    assert "hosts of unlike speed under it are not planned yet" in row.error
+    assert plan(SMALL, FOUR, ["backup"], work=NoWork(), curves=False).recipes[0].error == ""
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +244,17 @@ def test_memory_is_that_of_residuals_and_anchors(name: str, copies: int) -> None
     assert plan(model, FOUR, [name], work=NoWork(), curves=False).recipes[0].memory == pytest.approx(
         copies * model.bytes, rel=0.02, abs=1e5
     )
+
+
+def test_a_recipe_that_does_not_fit_is_a_row_that_says_so() -> None:
+    model = from_shapes({"w": (1000, 512)}, 0.1, name="w", memory_rate=10e9)
+    needed = 4 * 512_000 * (2 + model.momenta)
+    cluster = replace(FOUR, hosts=(replace(FOUR.hosts[0], memory=1.1 * needed),))
+    found = plan(model, cluster, ["bf16", "topk"], work=NoWork(), curves=False)
+    assert [(row.name, row.error != "") for row in found.recipes] == [("bf16", False), ("topk", True)]
+    assert "a rank may use 9.01 MB" in found.recipes[1].error
+    small = replace(FOUR, hosts=(replace(FOUR.hosts[0], memory=0.9 * needed),))
+    assert any("Nothing here fits" in line for line in sentences(plan(model, small, ["bf16"], work=NoWork())))
 
 
 # -- models -----------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -25,6 +25,23 @@ def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(clear(v, f"{name}/{i}", tensors) for i, v in enumerate(tree))
     return tree
+
+
+def fill(tree: Any, find: Callable[[str], Tensor]) -> Any:
+    """Return the tree with tensors in place of their names; the inverse of `clear`."""
+    if isinstance(tree, dict) and tree.keys() == {PLACE}:
+        return find(tree[PLACE])
+    if isinstance(tree, dict):
+        return {k: fill(v, find) for k, v in tree.items()}
+    return type(tree)(fill(v, find) for v in tree) if type(tree) in (list, tuple) else tree
+
+
+def mean_of_ranks(held: Sequence[Tensor], ranks: int) -> Tensor:
+    """Return the mean over all old ranks; integers, and entries that not all ranks have, are taken from the first."""
+    first = held[0]
+    if len(held) < ranks or not first.is_floating_point() or any(t.shape != first.shape for t in held):
+        return first
+    return torch.stack([t.double() for t in held]).mean(0).to(first.dtype)
 
 
 def pack(value: Any) -> Tensor:
@@ -53,14 +70,7 @@ class Saved:
     def tree(self) -> dict[str, Any]:
         """Return the saved tree, with its tensors."""
         with io.BytesIO(self._tensor("frame").numpy().tobytes()) as file:
-            return self._filled(torch.load(file, weights_only=True))
-
-    def _filled(self, tree: Any) -> Any:
-        if isinstance(tree, dict) and tree.keys() == {PLACE}:
-            return self._tensor(tree[PLACE])
-        if isinstance(tree, dict):
-            return {k: self._filled(v) for k, v in tree.items()}
-        return type(tree)(map(self._filled, tree)) if type(tree) in (list, tuple) else tree
+            return fill(torch.load(file, weights_only=True), self._tensor)
 
     def _tensor(self, name: str) -> Tensor:
         first = self._ranks[0]
@@ -71,16 +81,9 @@ class Saved:
             inner = name.removeprefix("model/")
             return self._checked(f"model.{inner}", 0, f"consensus/{inner}")
         if self._moved and name.startswith("optimizer/"):
-            return self._mean(name)
+            held = [self._checked(f"own.rank{r}/{name}", r, name) for r in self._ranks if name in self._sums[r]]
+            return mean_of_ranks(held, len(self._ranks))
         return self._checked(f"own.rank{first}/{name}", first, name)
-
-    def _mean(self, name: str) -> Tensor:
-        """Return the mean over all old ranks; integers, and entries that not all ranks have, are taken from the first."""
-        held = [self._checked(f"own.rank{r}/{name}", r, name) for r in self._ranks if name in self._sums[r]]
-        first = held[0]
-        if len(held) < len(self._ranks) or not first.is_floating_point() or any(t.shape != first.shape for t in held):
-            return first
-        return torch.stack([t.double() for t in held]).mean(0).to(first.dtype)
 
     def _contents(self, rank: int) -> dict[str, str]:
         try:

@@ -26,7 +26,7 @@ class Hosts:
     inside: float = inf  # between two ranks of a host
     cores: float = inf  # that the ranks of a host share
     device: Device = "cpu"
-    speed: float = 1.0  # of computing, relative to the others
+    speed: float = 1.0  # of computing, relative to the machine that the model was timed on
     memory: float | None = None  # bytes a rank may use
     memory_rate: float = 10e9  # bytes per second of a copy, reads and writes together
     price: Price | None = None  # of a host, an hour
@@ -37,8 +37,8 @@ class Hosts:
         for name, least in (("count", 1), ("ranks", 1)):
             if getattr(self, name) < least:
                 raise CostError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("up", "inside", "cores", "speed", "memory_rate"):
-            if not getattr(self, name) > 0:
+        for name in ("up", "inside", "cores", "speed", "memory", "memory_rate"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise CostError(f"{name} must be more than 0, not {getattr(self, name)}")
         if self.latency < 0:
             raise CostError(f"latency must be 0 or more, not {self.latency}")
@@ -122,6 +122,16 @@ class Cluster:
     @property
     def memory_rate(self) -> float:
         return min(h.memory_rate for h in self.hosts)
+
+    @property
+    def speed(self) -> float:
+        """The slowest host's, for which all others wait."""
+        return min(h.speed for h in self.hosts)
+
+    @property
+    def memory(self) -> float:
+        """The fewest bytes that a rank may use."""
+        return min(inf if h.memory is None else h.memory for h in self.hosts)
 
     @property
     def has_gpus(self) -> bool:

@@ -18,6 +18,7 @@ from gossamer.integrations.checks.devices import device_of, refuse_devices, refu
 from gossamer.integrations.checks.elastic_checks import Untrained, refuse_members
 from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.checks.wrappers import (
+    model_inside,
     optimizers_of,
     refuse_model,
     refuse_optimizers,
@@ -65,7 +66,8 @@ def attach(
     All ranks first compare their set-up, then start from rank 0's parameters, buffers and optimizer state. If one rank
     refuses its arguments, all ranks raise an error.
 
-    - `model`: a plain module, or a DistributedDataParallel model, which stops averaging by itself until `detach()`.
+    - `model`: a plain module, or a DistributedDataParallel model, which stops averaging by itself until `detach()`. Wrappers
+      of Accelerate, Lightning and Fabric around a model or an optimizer are taken off.
     - `recipe`: a name, an expression, a TOML file or a `Recipe`. Default: the environment variable GOSSAMER_RECIPE.
     - `optimizer`: one optimizer, or a list that splits the model's parameters; a step ends when all of them have stepped.
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
@@ -97,6 +99,7 @@ def attach(
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
+    model = model_inside(model)
     looped, wrapper = model, wrapper_of(model)
     if wrapper is not None:
         model, process_group = wrapper.module, process_group or wrapper.process_group

@@ -77,16 +77,16 @@ class Meter:
     def restart(self) -> None:
         """Count rates and ratios from now on: after start-up, or after a checkpoint has set the step."""
         self._grown = self.worker.step - 1, 0.0
-        self._first = self._last = self._mark()
+        self._first = self._last = self.mark()
 
     def grows(self) -> None:
         """Fix what a dense ring would have sent so far, before parameters are added."""
-        now = self._mark()
+        now = self.mark()
         self._grown = now.step, now.dense
 
     def totals(self) -> dict[str, float]:
         """Return bytes, ratio to dense, waiting time, compression error and residual of the run so far."""
-        return self._totals(self._mark())
+        return self._totals(self.mark())
 
     def step_ended(self) -> None:
         """Report after an optimizer step, if a multiple of `every` was reached since the last report."""
@@ -94,14 +94,26 @@ class Meter:
             self.overseer.stepped()
         if self.on_metrics is None:
             return
-        before, now = self._last, self._mark()
+        before, now = self._last, self.mark()
         if now.step // self.every == before.step // self.every:
             return
-        self._last = now  # before the call, so that a callback that raises does not get the same report again
-        answer = self.on_metrics(now.step, self._totals(now) | self._rates(before, now))
+        # Before the call, so that a callback that raises does not get the same report again.
+        self._last, metrics = self.report_since(before)
+        answer = self.on_metrics(now.step, metrics)
         if isinstance(answer, dict):
             logged: dict[str, Any] = answer  # pyright: ignore[reportUnknownVariableType]
             self.log(logged.get("loss"), logged.get("held_out"))
+
+    def report_since(self, before: Progress) -> tuple[Progress, dict[str, float]]:
+        """Return a mark of this moment, and the totals so far with the rates since `before`."""
+        now = self.mark()
+        return now, self._totals(now) | (self._rates(before, now) if now.step > before.step else {})
+
+    def mark(self) -> Progress:
+        """Return the counters of this moment."""
+        ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
+        dense = settled + _ring_bytes(self.worker) * (step - since)
+        return Progress(step, dense, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker
@@ -143,11 +155,6 @@ class Meter:
         if not sent:
             return {} if dense else {name: 1.0}
         return {name: dense / sent}
-
-    def _mark(self) -> Progress:
-        ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
-        dense = settled + _ring_bytes(self.worker) * (step - since)
-        return Progress(step, dense, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
 
 
 def check_callback(on_metrics: object, every: int) -> None:

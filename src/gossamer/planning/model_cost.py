@@ -1,7 +1,7 @@
 """What a model costs to train on one rank, without any communication."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 
@@ -35,6 +35,19 @@ class ModelCost:
     @property
     def computing(self) -> float:
         return self.forward + self.backward + self.optimizer
+
+    @property
+    def training_bytes(self) -> int:
+        """Bytes of parameters, gradients and momenta; activations are not known."""
+        return (2 + self.momenta) * self.bytes
+
+    def at_speed(self, speed: float) -> "ModelCost":
+        """The same model on a machine that computes so many times as fast."""
+        if speed == 1:
+            return self
+        seconds = (self.forward, self.backward, self.optimizer)
+        forward, backward, optimizer = (each / speed for each in seconds)
+        return replace(self, forward=forward, backward=backward, optimizer=optimizer)
 
     def arrival(self, bucket: int) -> float:
         """The share of the backward pass that is done when a bucket, and all before it, are complete."""

@@ -7,15 +7,18 @@ from math import ceil, inf
 from gossamer.core.binding import Binding
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
+from gossamer.costs.quantities import say_size
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
-from gossamer.planning.replay import Replay, Step, StepSeconds
+from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
 from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
 from gossamer.recipe import Recipe
+
+NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
 
 LINE_UP = (
     "bf16",
@@ -74,6 +77,17 @@ class Prepared:
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         return Replay(cluster, self.model, work).seconds(self.steps, self.warm)
 
+    def null_seconds(self, cluster: Cluster) -> float:
+        """The simplest model that is any good: bytes over rate, and the step on an unlimited network, less what may overlap."""
+        found = self.seconds(cluster)
+        if cluster.rate == inf:
+            return found.step
+        free = self.seconds(cluster.at_rate(inf)).step
+        pieces = [p for step in self.steps for a in step if isinstance(a, StartProgram) for p in a.pieces]
+        pattern = next((p.crossing.pattern for p in pieces if p.crossing is not None), "ring")
+        wire = found.card / (cluster.rate * cluster.payload * NULL_REACHES[pattern])
+        return wire + free - min(0.3 * free, 0.35 * wire)
+
 
 def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
@@ -83,6 +97,11 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         raise CostError(
             f"{recipe}: ranks go at their own pace, so a step's seconds depend on all of them together, which is not planned "
             "yet; measure it with 'gossamer compare'"
+        )
+    if cluster.speed < max(h.speed for h in cluster.hosts) and "waits for few" in parsed.schedule.traits:
+        raise CostError(
+            f"{recipe}: it goes on without the slowest ranks, and hosts of unlike speed under it are not planned yet; measure it "
+            "with 'gossamer compare'"
         )
     programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
     parsed.fits(Binding(size, [b.layout for b in programs.buckets]))
@@ -168,7 +187,7 @@ def plan(
         )
     if cluster.size < 2:
         raise CostError("one rank alone sends nothing: plan at least two")
-    work = work or work_of(cluster)
+    work, model = work or work_of(cluster), model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
     planner = _Planner(mine, cluster, work, shards, others, curves)
@@ -274,6 +293,8 @@ class _Planner:
             prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
         except GossamerError as error:
             return Row(name=name, error=str(error))
+        if (needed := self.model.training_bytes + prepared.memory) > cluster.memory:
+            return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
         least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork) else (0.3, 3.0)
@@ -309,6 +330,13 @@ class _Planner:
 
         pays = {base: pays_between(against(base)) for base in self.others.names}
         return pays, busy_at(lambda rate: at(rate).utilisation)
+
+
+def _too_large(needed: float, memory: float) -> str:
+    return (
+        f"it does not fit: parameters, gradients, momenta and what the recipe keeps are {say_size(needed)} of a rank, besides "
+        f"activations, and a rank may use {say_size(memory)}"
+    )
 
 
 def _without_latency(cluster: Cluster) -> Cluster:

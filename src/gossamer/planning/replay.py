@@ -68,10 +68,13 @@ class _Lane:
 
 
 class Replay:
-    """Replays steps of a training loop on a cluster; `work` is by how much to multiply what programs compute."""
+    """Replays steps of a training loop on a cluster; `work` is by how much to multiply what programs compute.
+
+    `model` has the seconds of the cluster's slowest host.
+    """
 
     def __init__(self, cluster: Cluster, model: ModelCost, work: float = 1.0) -> None:
-        self._cluster, self._model, self._times = cluster, model, work
+        self._cluster, self._model, self._times = cluster, model, work / cluster.speed
         self._lanes = dict[str, _Lane]()
         self._done, self._open = set[int](), set[str]()
         self.clock = 0.0
@@ -106,13 +109,13 @@ class Replay:
                     share = model.arrival(bucket)
                     self._train(max(share - passed, 0.0) * model.backward)
                     passed = max(passed, share)
-                    self._compute(model.copies(bucket) / cluster.memory_rate)
+                    self._compute(model.copies(bucket) / cluster.memory_rate / cluster.speed)
                 case BackwardEnds():
                     self._train((1 - passed) * model.backward)
                 case OptimizerSteps():
                     self._compute(model.optimizer)
                 case Busy(seconds):
-                    self._compute(seconds)
+                    self._compute(self._times * seconds)
                 case StartProgram(key, lane, pieces):
                     self._start(key, lane, pieces)
                 case Wait(keys):

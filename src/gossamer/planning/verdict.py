@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import inf
 
-from gossamer.costs.quantities import say_rate, say_seconds
+from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.plan import Row, TrainingPlan
 from gossamer.planning.rates import TIE
 from gossamer.recipe import Recipe
@@ -14,7 +14,8 @@ SEEN = 0.10  # gains below it are smaller than the model's own error
 
 def sentences(plan: TrainingPlan) -> list[str]:
     """The verdict, then what goes with it."""
-    return [_verdict(plan), *_ties(plan), *_first(plan), *_latency(plan), *_two_levels(plan), *_untried(plan)]
+    more = (_ties, _first, _latency, _two_levels, _slow_hosts, _memory, _untried)
+    return [_verdict(plan), *(line for say in more for line in say(plan))]
 
 
 def _verdict(plan: TrainingPlan) -> str:
@@ -145,6 +146,26 @@ def _two_levels(plan: TrainingPlan) -> list[str]:
     return [
         f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {_listed(worse)} "
         f"put more through it than DDP; add '+ per_node({per_node})'."
+    ]
+
+
+def _slow_hosts(plan: TrainingPlan) -> list[str]:
+    speeds = [h.speed for h in plan.cluster.hosts]
+    if min(speeds) == max(speeds):
+        return []
+    return [
+        f"Every step waits for the slowest host, which computes at {min(speeds) / max(speeds):.2g} of the fastest one's speed: give each "
+        "rank its share of a batch with 'comm.share'."
+    ]
+
+
+def _memory(plan: TrainingPlan) -> list[str]:
+    needed, memory = plan.model.training_bytes / plan.shards, plan.cluster.memory
+    if needed <= memory:
+        return []
+    return [
+        f"Nothing here fits: parameters, gradients and momenta are {say_size(needed)} of a rank, and a rank may use {say_size(memory)}: "
+        "shard the model over more ranks (--shard)."
     ]
 
 

@@ -11,14 +11,13 @@ from gossamer.bench.cli.console import console
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.plan import Prepared, Row, TrainingPlan, prepare
+from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
 LEFT_OUT = ("between", "by card", "memory", "busy 90 % at", "every")  # of the table on a narrower one
-NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
 
 
 def table(plan: TrainingPlan, words: list[str]) -> None:
@@ -192,6 +191,7 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     """Print the pieces of a step, and the null model beside the prediction."""
     from gossamer.planning.baselines import sharded
 
+    model = model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     prepared = prepare(recipe, mine, cluster, work, shards)
     found, screen = prepared.seconds(cluster), console()
@@ -207,7 +207,7 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
                     screen.print(escape(f"    {_piece(piece.work, piece.inside, piece.crossing, cluster)}"))
     screen.print(
         escape(
-            f"  null model: {say_seconds(null_seconds(prepared, cluster, found))}, by bytes over rate and an unlimited network's step"
+            f"  null model: {say_seconds(prepared.null_seconds(cluster))}, by bytes over rate and an unlimited network's step"
         )
     )
 
@@ -221,15 +221,6 @@ def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Clust
         f"{said}, then {say_seconds(crossing.seconds(cluster))} of network: {crossing.pattern}, {crossing.messages} messages, "
         f"{say_size(crossing.sent)} of a rank, {say_size(crossing.card)} by the card{during}"
     )
-
-
-def null_seconds(prepared: Prepared, cluster: Cluster, found: StepSeconds) -> float:
-    """The simplest model that is any good: bytes over rate, and the step on an unlimited network, less what may overlap."""
-    free = prepared.seconds(cluster.at_rate(inf)).step if cluster.rate < inf else found.step
-    pieces = [p for step in prepared.steps for a in step if isinstance(a, StartProgram) for p in a.pieces]
-    pattern = next((p.crossing.pattern for p in pieces if p.crossing is not None), "ring")
-    wire = found.card / (cluster.rate * cluster.payload * NULL_REACHES[pattern]) if cluster.rate < inf else 0.0
-    return wire + free - min(0.3 * free, 0.35 * wire)
 
 
 # -- others' figures ----------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Wrappers: detect other libraries' wrappers and optimizers that average, shard or never step, and refuse them."""
+"""Wrappers of other libraries: those that only call are taken off; those that average, shard or never step are refused."""
 
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,30 @@ from gossamer.recipe import Recipe
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
 OUT_OF_DDP = "attach the DDP model itself, gossamer.attach(ddp_model, optimizer, recipe), or register it: gossamer.ddp.register(ddp_model, recipe)"
 LOOKS = (1, 2, 16)  # backward passes after attach at which to search for wrappers
+
+# By the wrapper's class: the attribute that holds what it wraps.
+AROUND_MODELS = {"_FabricModule": "_forward_module"}
+AROUND_OPTIMIZERS = {
+    "AcceleratedOptimizer": "optimizer",
+    "LightningOptimizer": "_optimizer",
+    "_FabricOptimizer": "_optimizer",
+}
+
+
+def model_inside(model: nn.Module) -> nn.Module:
+    """Return the module that a trainer's wrapper calls: the plain module, or DDP around it."""
+    return _inside(model, AROUND_MODELS)
+
+
+def optimizer_inside(optimizer: Any) -> Any:
+    """Return the optimizer of torch that a trainer's wrapper steps. The wrapper itself cannot take hooks."""
+    return _inside(optimizer, AROUND_OPTIMIZERS)
+
+
+def _inside(wrapped: Any, known: dict[str, str]) -> Any:
+    while names := kind_names(type(wrapped)) & known.keys():
+        wrapped = getattr(wrapped, known[names.pop()])
+    return wrapped
 
 
 def refuse_model(model: nn.Module) -> None:
@@ -81,7 +106,7 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
 
 def optimizers_of(given: object, to: str = "attach") -> tuple[Optimizer, ...]:
     """Return the given optimizers as a tuple; if one is not an optimizer, the error says what to pass instead."""
-    several = tuple(given) if isinstance(given, list | tuple) else (given,)
+    several = tuple(map(optimizer_inside, given if isinstance(given, list | tuple) else [given]))
     for each in several:
         inner = getattr(each, "optimizer", None)
         if isinstance(inner, Optimizer):

@@ -1,0 +1,166 @@
+"""Sidecars: one file per rank beside a trainer's checkpoint, with what the trainer does not save.
+
+A trainer saves one model and one optimizer. Ranks hold more: what they still owe each other, anchors, slow momentum, and under
+local and gossip recipes a model and an optimizer of their own. The trainer's files stay the public model: the consensus.
+"""
+
+import io
+import os
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack
+from gossamer.core.errors import CheckpointError
+from gossamer.core.schedule import TrainsElsewhere
+from gossamer.integrations import checkpoint
+from gossamer.integrations.communicator import Communicator
+from gossamer.integrations.handshake import tell
+
+FORMAT = 1
+T = TypeVar("T")
+
+
+def name_of(rank: int, size: int) -> str:
+    """The file of a rank.
+
+    >>> name_of(0, 2)
+    'gossamer-rank0-of-2.pt'
+    """
+    return f"gossamer-rank{rank}-of-{size}.pt"
+
+
+def write(comm: Communicator, folder: str | Path) -> None:
+    """Write this rank's file into the folder. All ranks call it together, between steps; an error is raised on all of them.
+
+    A file gets its name when it is complete. Files of another number of ranks are removed, since they belong to another save.
+    """
+    if comm.fabric.members is not None:
+        raise CheckpointError("sidecars.write needs all ranks, and under members() some may be lost")
+    if apart := comm.apart():
+        raise CheckpointError(f"sidecars.write needs all ranks at the same step, and {apart}")
+    with comm.fabric.during("sidecars.write", comm.step):
+        state = comm.state_dict()  # first, for it may end a step
+        tree = {"model": comm.model.state_dict(), "optimizer": [o.state_dict() for o in comm.optimizers]}
+        tensors = dict[str, Tensor]()
+        tensors["frame"] = pack(clear(tree, "", tensors))
+        answers = _told(comm, {"step": comm.step, "sum": _sum_of(tensors)})
+        differ = len({answer["sum"] for answer in answers}) > 1 or isinstance(comm.recipe.schedule, TrainsElsewhere)
+        stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
+        own = {name: t.cpu() for name, t in tensors.items()} if differ else None
+        content = {"format": FORMAT, "stamp": stamp, "comm": state, "own": own}
+        _on_all_ranks(comm, lambda: _put_file(Path(folder), comm, content))
+
+
+def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> None:
+    """Load what `write` wrote, after the trainer has loaded its model and optimizer. All ranks call it together.
+
+    With another number of ranks, all start from the public model and the mean of the optimizer states, as after
+    `gossamer.checkpoint.load`. `public_only=True` leaves the sidecars aside: memories begin at zero.
+    """
+    if public_only:
+        return
+    with comm.fabric.during("sidecars.load", comm.step - 1):
+        files = _on_all_ranks(comm, lambda: _read(Path(folder), comm))
+        _check_stamps(comm, Path(folder), files)
+        comm.load_state_dict([file["comm"] for file in files])
+        own = [file["own"] for file in files]
+        if own[0] is not None:
+            _on_all_ranks(comm, lambda: _restore(comm, own))
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> None:
+    path = folder / name_of(comm.rank, comm.size)
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(content, unfinished)
+        os.replace(unfinished, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        raise CheckpointError(f"rank {comm.rank} cannot write {path}: {error}") from None
+    for other in folder.glob("gossamer-rank*-of-*.pt"):
+        if not other.name.endswith(f"-of-{comm.size}.pt"):
+            other.unlink(missing_ok=True)
+
+
+def _sum_of(tensors: Mapping[str, Tensor]) -> str:
+    return blake2b(repr({name: digest(t) for name, t in tensors.items()}).encode(), digest_size=16).hexdigest()
+
+
+# -- loading -------------------------------------------------------------------------------------------------------
+
+
+def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
+    """This rank's file; the files of all old ranks if their number was another."""
+    sizes = sorted({int(path.stem.rpartition("-of-")[2]) for path in folder.glob("gossamer-rank*-of-*.pt")})
+    ways = "To go on from the trainer's model alone, with memories that begin at zero, pass public_only=True"
+    if not sizes:
+        raise CheckpointError(
+            f"rank {comm.rank}: {folder} has no file {name_of(comm.rank, comm.size)}: it was saved without gossamer, or its save was cut "
+            f"off, or this machine does not see the folder that rank {comm.rank} saved to. {ways}"
+        )
+    size = comm.size if comm.size in sizes else sizes[-1]
+    wanted = [comm.rank] if size == comm.size else range(size)
+    missing = [name_of(r, size) for r in wanted if not (folder / name_of(r, size)).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"rank {comm.rank}: {folder} is incomplete: {', '.join(missing)} is missing. The save was cut off, or the ranks do not share "
+            f"this folder: load the checkpoint before it, or copy the files of all ranks here. {ways}"
+        )
+    files = [checkpoint.read(folder / name_of(r, size)) for r in wanted]
+    for rank, file in zip(wanted, files, strict=True):
+        if not isinstance(file, dict) or file.get("format") != FORMAT:
+            raise CheckpointError(f"{folder / name_of(rank, size)} was not written by this version of gossamer")
+    return files
+
+
+def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]]) -> None:
+    stamps = {stamp for answer in _told(comm, [file["stamp"] for file in files]) for stamp in answer}
+    if len(stamps) > 1:
+        raise CheckpointError(
+            f"the files gossamer-rank*.pt in {folder} are of different saves ({', '.join(sorted(stamps))}): load another checkpoint"
+        )
+
+
+def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
+    """Load this rank's own model and optimizers; of another number of ranks, the mean of the optimizers."""
+
+    def find(name: str) -> Tensor:
+        held = [tensors[name] for tensors in own if name in tensors]
+        return held[0] if len(own) == 1 else mean_of_ranks(held, len(own))
+
+    with io.BytesIO(own[0]["frame"].numpy().tobytes()) as file:
+        frame = torch.load(file, weights_only=True)
+    tree = fill(frame, find)
+    if len(own) == 1:
+        comm.model.load_state_dict(tree["model"])
+    for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
+        optimizer.load_state_dict(state)
+
+
+# -- all ranks together --------------------------------------------------------------------------------------------
+
+
+def _told(comm: Communicator, facts: Any) -> list[Any]:
+    """The facts of all ranks, in rank order."""
+    return [facts] if comm.size == 1 else comm.fabric.run(tell(facts, comm.worker.device))
+
+
+def _on_all_ranks(comm: Communicator, do: Callable[[], T]) -> T:
+    """Do it; if it fails on one rank, raise an error on all ranks."""
+    answer, problem = None, ""
+    try:
+        answer = do()
+    except CheckpointError as error:
+        problem = str(error)
+    for rank, other in enumerate(_told(comm, problem[:2000])):
+        if problem or other:
+            raise CheckpointError(problem or f"rank {rank} cannot go on: {other}")
+    return answer  # pyright: ignore[reportReturnType]
