@@ -88,6 +88,11 @@ def train(way: str, steps: int, target: float) -> Curve:
     return curve
 
 
+def say(line: str) -> None:
+    if dist.get_rank() == 0:
+        print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=["topk", "local_sgd(8)"])
@@ -99,18 +104,15 @@ def main() -> None:
     target = stock.points[-1][1]
     whole = stock.seconds_to(target)
     assert whole is not None
-    curves = {"ddp": stock} | {recipe: train(recipe, args.most * args.steps, target) for recipe in args.recipes}
-    if dist.get_rank() == 0:
-        print(f"load {os.getloadavg()[0]:.1f}; held-out loss {target:.4f}")
-        for way, curve in curves.items():
-            step = 1000 * curve.seconds / curve.steps
-            seconds, last = curve.seconds_to(target), curve.points[-1][1]
-            said = (
-                f"{seconds:.1f} s, {seconds / whole:.3f} of DDP's"
-                if seconds is not None
-                else f"not reached: {last:.4f}"
-            )
-            print(f"{way:24} step {step:7.1f} ms, {curve.steps:5} steps; to the loss {said}")
+    say(f"load {os.getloadavg()[0]:.1f}; held-out loss {target:.4f}")
+    for way in ["ddp", *args.recipes]:
+        curve = stock if way == "ddp" else train(way, args.most * args.steps, target)
+        seconds, last = curve.seconds_to(target), curve.points[-1][1]
+        reached = (
+            f"{seconds:.1f} s, {seconds / whole:.3f} of DDP's" if seconds is not None else f"not reached: {last:.4f}"
+        )
+        step = 1000 * curve.seconds / curve.steps
+        say(f"{way:24} step {step:7.1f} ms, {curve.steps:5} steps; to the loss {reached}")
     dist.destroy_process_group()
 
 
