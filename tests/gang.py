@@ -191,7 +191,8 @@ def _let_go() -> None:
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import _world
 
-    left = [group for group in _world.pg_map if group is not dist.group.WORLD]
+    # Those of a mesh stay: DTensor remembers the first of several equal meshes, and would use its groups.
+    left = [g for g in _world.pg_map if g is not dist.group.WORLD and not g.group_desc.startswith("mesh_")]
     for group in left:
         dist.destroy_process_group(group)
     if left:

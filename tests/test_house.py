@@ -213,6 +213,7 @@ def test_private_doors_are_in_one_file_each() -> None:
         "fabrics/liveness/store.py",  # the store in which ranks meet
         "fabrics/torch/gloo.py",  # gloo's own group, without a copy
         "integrations/ddp.py",  # what DDP passes to a hook
+        "integrations/fsdp.py",  # the hop between replicas of a model that FSDP2 shards
         "integrations/checks/introspection.py",  # all that is guessed about other people's loops
     }
 

@@ -74,12 +74,11 @@ def test_where_latency_is_the_step_it_says_meet_less_often() -> None:
     assert any(line.startswith("Meet less often: latency is ") for line in sentences(found))
 
 
-def test_it_says_that_sharded_models_cannot_be_attached_yet() -> None:
+def test_sharded_models_are_compared_with_hsdp() -> None:
     here = from_flags(nodes=4, gpus=8, rate=1e9)
     found = plan(known_model("gpt2", 0.35), here, ["qsgd"], shards=8, work=NoWork())
     assert sentences(found)[0].startswith("qsgd: ")
     assert "HSDP" in sentences(found)[0]
-    assert "cannot be attached yet" in sentences(found)[-1]
 
 
 def test_where_no_recipe_runs_it_says_so() -> None:

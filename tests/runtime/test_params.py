@@ -1,7 +1,6 @@
 """Leaves: a worker trains what a rank holds of its parameters, wherever that lies today."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -86,38 +85,18 @@ def test_a_part_of_each_parameter_trains_as_a_model_of_such_parameters(recipe: s
     assert not bit_equal([whole[0].model["matrix"].detach(), model_of(1)["matrix"].detach()])
 
 
-class Shard(Param):
-    """A DTensor, as FSDP2 makes them."""
-
-    def local(self, tensor: Tensor) -> Tensor:
-        with torch.no_grad():
-            return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
-
-    def hand(self, part: Tensor) -> None:
-        from torch.distributed.tensor import DTensor
-
-        p: Any = self.parameter
-        p.grad = DTensor.from_local(part, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
-
-
-def shards_of(named: dict[str, Tensor]) -> dict[str, Param]:
-    return {name: Shard(p) for name, p in named.items()}
-
-
 def over_two_ranks(rank: int, size: int, recipe: str, sharded: bool) -> list[Tensor]:
     """Two replicas, each of one shard."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-    kind: Callable[[dict[str, Tensor]], dict[str, Param]] = params_of
     if sharded:
         from torch.distributed.fsdp import fully_shard
 
         for part in (*model, model):
             fully_shard(part, mesh=init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicate", "shard"))["shard"])
-        kind = shards_of
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     fabric = TorchFabric(deadline=20.0)
-    worker = Worker(Recipe.of(recipe), kind(dict(model.named_parameters())), optimizer, rank, size)
+    worker = Worker(Recipe.of(recipe), params_of(dict(model.named_parameters())), optimizer, rank, size)
     try:
         for step in range(6):
             optimizer.zero_grad()

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError, plainly
+from gossamer.core.verbs import Program
 
 Facts = dict[str, Any]
-Tell = Callable[[Facts], list[Facts]]  # sends this rank's facts; returns those of all ranks, in rank order
+Tell = Callable[[Facts], Program[list[Facts]]]  # sends this rank's facts; returns those of all ranks, in rank order
 Entries = Mapping[str, Mapping[str, Any]]  # tensors and plain values, by section and name
 
 # Classes in DCP's metadata, in any module of torch. Dtypes such as torch.float32 are allowed as well.
@@ -158,22 +159,22 @@ class _Metadata(pickle._Unpickler):
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
-def write(path: str | Path, entries: Entries, rank: int, tell: Tell) -> None:
+def write(path: str | Path, entries: Entries, rank: int, tell: Tell) -> Program[None]:
     """Write every entry once, then the table of all entries: a folder without the table is no checkpoint."""
     job = _Job(path, entries, rank)
-    described = _on_all(job.begin, path, tell)
-    wrote = _on_all(partial(job.write, described), path, tell)
-    _on_all(partial(job.end, wrote), path, tell)
+    described = yield from _on_all(job.begin, path, tell)
+    wrote = yield from _on_all(partial(job.write, described), path, tell)
+    yield from _on_all(partial(job.end, wrote), path, tell)
 
 
-def _on_all(do: Callable[[], Facts], path: str | Path, tell: Tell) -> list[Facts]:
+def _on_all(do: Callable[[], Facts], path: str | Path, tell: Tell) -> Program[list[Facts]]:
     """Run `do` on all ranks and return all results; if it fails on one rank, raise an error on all ranks."""
     done, failure = Facts(), None
     try:
         done = do()
     except Exception as error:
         failure = error
-    everyone = tell({"problem": "" if failure is None else plainly(failure), "done": done})
+    everyone = yield from tell({"problem": "" if failure is None else plainly(failure), "done": done})
     for rank, reply in enumerate(everyone):
         if reply["problem"]:
             raise CheckpointError(

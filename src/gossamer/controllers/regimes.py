@@ -1,7 +1,7 @@
 """Critical regimes: phases of training in which the accumulated gradient changes fast."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import hypot
+from math import hypot, sqrt
 from typing import NamedTuple
 
 import torch
@@ -29,20 +29,20 @@ class EpochMonitor:
         epoch, position = divmod(facts.step - 1, self.epoch)
         begun = state.get("epoch")
         # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
-        late = self._close(state, ()) if begun is not None and int(begun) != epoch else None
+        late = self._close(state, (), facts) if begun is not None and int(begun) != epoch else None
         if epoch % self.interval:
             return late
         if position == self.epoch - 1:
-            return self._close(state, facts.blocks)
+            return self._close(state, facts.blocks, facts)
         for name, total in totals(state, facts.blocks):
             state[f"delta:{name}"] = total
         state["epoch"] = torch.tensor(epoch)
         return late
 
-    def _close(self, state: State, last: Sequence[Bucket]) -> dict[str, Look] | None:
+    def _close(self, state: State, last: Sequence[Bucket], facts: Facts) -> dict[str, Look] | None:
         """Norms of the sums with the `last` gradients added, one parameter after the other to save memory."""
         looks = dict[str, Look]()
-        for name, norm in norms(totals(state, last)).items():
+        for name, norm in of_whole(norms(totals(state, last)), facts).items():
             old = state.get(f"old:{name}")
             state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
             if old is not None:
@@ -67,6 +67,14 @@ def norms(sums: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
     """Norm of each parameter's sum, read from the device in one transfer."""
     found = {name: total.double().norm() for name, total in sums}
     return dict(zip(found, torch.stack([*found.values()]).tolist() if found else [], strict=True))
+
+
+def of_whole(norms: Mapping[str, float], facts: Facts) -> Mapping[str, float]:
+    """Norms of whole parameters, from those of this rank's shards."""
+    if facts.over_shards is None:
+        return norms
+    names = sorted(norms)
+    return dict(zip(names, map(sqrt, facts.over_shards([norms[name] ** 2 for name in names])), strict=True))
 
 
 def together(looks: Iterable[Look]) -> Look:

@@ -225,8 +225,11 @@ class RecordView(ABC):
         """Record that the result just taken is from this rank's model of `steps` steps ago."""
 
     @abstractmethod
-    def finite(self, rank: int | None, fine: bool | Tensor) -> None:
-        """Record whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step."""
+    def finite(self, rank: int | None, fine: bool | Tensor) -> bool | Tensor:
+        """Record whether a rank's model (None: this one's) was finite when models met; one that is not counts once a step.
+
+        Returns the same for the whole model, if this rank holds a shard of its own.
+        """
 
     @abstractmethod
     def round_dropped(self) -> None:

@@ -30,6 +30,7 @@ from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
+from gossamer.integrations.held_model import held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.run_observer import DDP, assignment_of
@@ -101,12 +102,13 @@ def attach(
     check_callback(on_metrics, metrics_every)
     model = model_inside(model)
     looped, wrapper = model, wrapper_of(model)
+    holds = held(model, looped)
     if wrapper is not None:
         model, process_group = wrapper.module, process_group or wrapper.process_group
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
-    group = group_of(process_group)
+    group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
         refuse_members(Recipe.of(recipe), nodes, weight)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
@@ -121,6 +123,7 @@ def attach(
             Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
         )
         plan = _plan(model, optimizer, parsed, policy, scaler, find_unused_parameters)
+        holds.check(plan.params, plan.recipe)
         if fabric.size > 1:
             refuse_searches(plan.optimizers)
             refuse_devices(plan.params, shared_buffers(model, plan.facts["buffers"]))
@@ -128,9 +131,11 @@ def attach(
         return plan._replace(facts={"deadline": deadline, **plan.facts})
 
     try:
-        plan = agreed(fabric, "attach", nodes, check_arguments)
+        holds.connect(fabric.size, deadline, patience)
+        plan = agreed(fabric, "attach", nodes, check_arguments, holds.agreed)
+        holds.take_over()
         comes = fabric.present.joins  # to others that are at work
-        worker = make_worker(plan, fabric, "attach", model, seed)
+        worker = make_worker(plan, fabric, "attach", model, seed, holds.replica)
         worker.untrained = Untrained(model, worker) if fabric.members else None
         worker.measurement.every = measure_every
         if fabric.size > 1 and not comes:
@@ -149,13 +154,14 @@ def attach(
             scaler=scaler,
             before_step=before_step,
         )
-        backward = Backward(steps, looped, find_unused=find_unused_parameters)
-        comm = Communicator(steps, backward, [] if wrapper is None or kind == DDP else [Passing(wrapper)])
+        backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
+        comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
         if comes:
             fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
             meter.restart()
         return comm
     except BaseException:
+        holds.remove()
         fabric.close()
         raise
 
@@ -226,7 +232,7 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
                 f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
                 "freeze it with requires_grad_(False), or store its real and imaginary parts as two parameters"
             )
-    if not any(p.numel() for p in named.values()):
+    if not any(p.numel() for p in named.values()):  # of a DTensor, the elements of all shards
         raise AttachError("all trainable parameters of the model have zero elements; there is nothing to train")
     refuse_strange(named, optimizers)
     strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}

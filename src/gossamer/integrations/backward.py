@@ -12,9 +12,9 @@ from gossamer.core.verbs import Program, join
 from gossamer.integrations import consensus
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
-from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
+from gossamer.integrations.held_model import HeldModel
 from gossamer.integrations.steps import StepLoop
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import Param
@@ -23,8 +23,8 @@ from gossamer.runtime import Param
 class Backward:
     """Detects the start and end of a backward pass, passes gradients to `GradBuckets`, and writes the averages back."""
 
-    def __init__(self, steps: StepLoop, looped: nn.Module, *, find_unused: bool) -> None:
-        self.looped = looped  # what the training loop calls: the model, or DDP around it
+    def __init__(self, steps: StepLoop, looped: nn.Module, held: HeldModel, *, find_unused: bool) -> None:
+        self.looped, self.held = looped, held  # what the training loop calls: the model, or DDP around it
         self.steps, self.worker, self.fabric = steps, steps.worker, steps.fabric
         self._scale: KnownScale | None = None
         self.find_unused = find_unused
@@ -68,14 +68,17 @@ class Backward:
 
     def _hook(self, name: str) -> Callable[[Tensor], None]:
         def hook(parameter: Tensor) -> None:  # once for each parameter and step: every call in here counts
-            if not (self.syncing and syncs(self.looped)):
+            if not (self.syncing and self.held.syncs(parameter)):
                 self.steps.only_adds(parameter)
                 return
             task = introspection.pass_under_way()
             if task != self._task or not self._inside:
                 self._enter(parameter, task)
             param = self.worker.params[name]
-            if self._buckets is None or (gradient := param.gradient) is None:
+            if (gradient := param.gradient) is None:
+                return
+            self.held.scale(parameter, gradient)
+            if self._buckets is None:
                 return
             self._buckets.take(name, gradient)
             if parameter.is_cuda:
@@ -177,7 +180,7 @@ class Backward:
         A parameter keeps a mean that is not zero: a memory has sent its residual.
         """
         counts = dict(zip(self.worker.params, self.worker.averaging.besides_values))
-        arrived = self.worker.averaging.besides_values[len(counts) :]
+        arrived = self.worker.replica.total(self.worker.averaging.besides_values[len(counts) :])
         self._forget([name for name, nonzero in zip(unused, arrived, strict=True) if not (counts[name] or nonzero)])
 
     def _forget(self, names: list[str]) -> None:

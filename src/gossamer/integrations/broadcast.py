@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
@@ -10,17 +11,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.checkpoints.tree import digest
+from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.handshake import tell
-from gossamer.runtime import Worker
+from gossamer.integrations.held_model import parts_of
+from gossamer.runtime import Worker, is_sharded, local_part
 
 BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the model
 
 
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
-    """Copy rank 0's model and optimizer state to all ranks."""
+    """Copy rank 0's model and optimizer state to all ranks. Frozen parameters are sent only where they differ."""
     device = worker.device
-    yield from broadcast([*model.parameters(), *model.buffers()], worker.rank, device)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    yield from make_model_equal(model, worker, compared=frozen)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
     everyone = yield from tell(mine, device)
@@ -31,6 +35,24 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
         for parameter, entries in zip(_parameters(optimizer), described, strict=True):
             tensors += _adopt(optimizer, parameter, entries)
     yield from broadcast(tensors, worker.rank, device)
+
+
+def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) -> Program[None]:
+    """Copy rank 0's parameters and buffers to all ranks; those named in `compared` only if a hash differs on some rank."""
+    parts = parts_of(model)
+    if compared:
+        hashes = torch.tensor([_hash(parts[name]) for name in compared], dtype=torch.int64)
+        answers = yield from all_gather(hashes.to(worker.device).view(torch.uint8))
+        rows = [answer.clone().view(torch.int64).tolist() for answer in answers]
+        for name, *found in zip(compared, *rows, strict=True):
+            if len(set(found)) == 1:
+                del parts[name]
+    yield from broadcast([*parts.values()], worker.rank, worker.device)
+
+
+def _hash(tensor: Tensor) -> int:
+    """A hash of 56 bits, so that it is a positive int64."""
+    return int.from_bytes(blake2b(digest(tensor).encode(), digest_size=7).digest())
 
 
 def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:
@@ -122,10 +144,16 @@ def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) 
             dtype, shape = getattr(torch, entry["dtype"]), entry["shape"]
             held = mine.get(key)
             if not isinstance(held, Tensor) or held.dtype != dtype or list(held.shape) != shape:
-                device = torch.device("cpu") if entry["cpu"] else parameter.device
-                mine[key] = held = torch.zeros(shape, dtype=dtype, device=device)
-            tensors.append(held)
+                mine[key] = held = _empty_state(parameter, dtype, shape, entry["cpu"])
+            tensors.append(local_part(held))
     return tensors
+
+
+def _empty_state(parameter: Tensor, dtype: torch.dtype, shape: Sequence[int], on_cpu: bool) -> Tensor:
+    """An entry of an optimizer's state, sharded as its parameter where it has the parameter's shape."""
+    if is_sharded(parameter) and list(parameter.shape) == shape:
+        return torch.zeros_like(parameter, dtype=dtype)
+    return torch.zeros(shape, dtype=dtype, device=torch.device("cpu") if on_cpu else parameter.device)
 
 
 def hyperparameters(optimizers: Sequence[Optimizer]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Checkpoints: save a run in one folder for all ranks (format of `torch.distributed.checkpoint`), or one file per rank."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,14 +11,16 @@ from torch import Tensor, nn
 from gossamer.checkpoints.folder import Folder, read, write
 from gossamer.checkpoints.manifest import cut
 from gossamer.checkpoints.tree import Saved, clear, digest, pack
-from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.core.errors import CheckpointError, plainly
 from gossamer.core.schedule import TrainsElsewhere
+from gossamer.core.verbs import Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
+from gossamer.integrations.saving import LABEL, Saving, begin, unfinished, written
 from gossamer.runtime import Worker
 
-__all__ = ["load", "read", "save"]
+__all__ = ["Saving", "load", "read", "save"]
 
 LIMIT = 2**30  # bytes of a rank's list of tensors
 
@@ -33,11 +34,16 @@ class Attached(Protocol):
     def load_state_dict(self, saved: Any) -> None: ...
 
 
-def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+def save(
+    comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None, *, wait: bool = True
+) -> Saving:
     """Save model, optimizer, communicator and `extra` into a new folder; call it on all ranks, between steps.
 
     Entries that are equal on all ranks are stored once; entries that differ (under local and gossip recipes) are stored per
     rank, so that `load` continues exactly. The entry `model` is the consensus: use it to evaluate or to publish.
+
+    With `wait=False` it returns when all is copied to the host's memory, and a thread writes while training goes on:
+    `saving = gossamer.checkpoint.save(comm, path, wait=False)`. At most one is under way: the next save waits for it.
     """
     if comm.fabric.members is not None:
         raise CheckpointError(
@@ -46,8 +52,15 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         )
     if apart := comm.apart():
         raise CheckpointError(f"checkpoint.save needs all ranks at the same step, and {apart}")
-    with comm.fabric.during("checkpoint.save", comm.step), _unfinished(path):
-        _save(comm, path, extra)
+    comm.settle_saving()
+    with comm.fabric.during(LABEL, comm.step), unfinished(path):
+        entries = _collect(comm, path, extra)
+        if wait:
+            comm.fabric.run(_write(comm, path, entries))
+            return written(path)
+        copies = _in_host_memory(entries)
+        comm.saving = begin(comm.fabric, path, _write(comm, path, copies), comm.step)
+        return comm.saving
 
 
 def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
@@ -58,6 +71,8 @@ def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
     `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
     checkpoint is ever run.
     """
+    if isinstance(comm, Communicator):
+        comm.settle_saving()
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         return _load(comm, path, key)
 
@@ -65,7 +80,8 @@ def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
 # -- saving --------------------------------------------------------------------------------------------------------
 
 
-def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> None:
+def _collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the entries that this rank writes, by section."""
     state = comm.state_dict()  # first, for it may end a step
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
@@ -85,15 +101,32 @@ def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None)
         own |= {f"equal/{name}": tensors[name] for name in equal if not name.startswith("model/")}
         sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
     own[f"rank{comm.rank}/contents"] = json.dumps(sums)
-    entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
-    write(path, entries, comm.rank, partial(_gathered, comm))
+    return {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
+
+
+def _in_host_memory(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Copy all tensors of the model and the optimizers, which training changes; the communicator's are copies already."""
+    return {
+        section: held
+        if section == "comm"
+        else {name: value.to("cpu", copy=True) if isinstance(value, Tensor) else value for name, value in held.items()}
+        for section, held in entries.items()
+    }
+
+
+def _write(comm: Communicator, path: str | Path, entries: dict[str, dict[str, Any]]) -> Program[None]:
+    return write(path, entries, comm.rank, partial(_told, comm))
 
 
 def _gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the facts of all ranks, in rank order."""
+    return comm.fabric.run(_told(comm, facts))
+
+
+def _told(comm: Attached, facts: dict[str, Any]) -> Program[list[dict[str, Any]]]:
     if comm.fabric.size == 1:
         return [facts]
-    return comm.fabric.run(tell(facts, comm.worker.device, LIMIT))
+    return (yield from tell(facts, comm.worker.device, LIMIT))
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
@@ -115,16 +148,6 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
     with comm.consensus():
         agreed = comm.model.state_dict()
         return {name: equal[name] if name in equal else agreed[name].detach().clone() for name in own}
-
-
-@contextmanager
-def _unfinished(path: str | Path) -> Generator[None]:
-    """Add to a PeerError what is left on disk."""
-    try:
-        yield
-    except PeerError as error:
-        there = f"{path} may be unfinished, and checkpoint.load would refuse it: load the checkpoint before it."
-        raise PeerError(f"{error} {there}") from error.__cause__
 
 
 # -- loading -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.schedule import Share, together
 from gossamer.core.stream_events import copied_to, read_numbers
 from gossamer.core.verbs import Program, all_gather, all_reduce
+from gossamer.integrations.held_model import parts_of, parts_of_parameters
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
 from gossamer.runtime import Worker
@@ -21,13 +22,13 @@ TOUCHED = -1  # in place of the hash of a buffer that has changed since the last
 
 def remember(model: nn.Module) -> dict[str, Tensor]:
     """Copy all parameters and buffers of a model."""
-    return {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+    return {name: t.clone() for name, t in parts_of(model).items()}
 
 
 def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
     """Write the copies of `remember` back into the model."""
     with torch.no_grad():
-        for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        for name, t in parts_of(model).items():
             t.copy_(own[name])
 
 
@@ -37,7 +38,8 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     judged = worker.recipe.schedule.consensus_share(worker.loop)
     finite = [True]
     if judged:
-        finite = yield from _who_is_finite(worker, all_finite([share.value for share in judged]))
+        mine = worker.replica.all(all_finite([share.value for share in judged]))
+        finite = yield from _who_is_finite(worker, mine)
         _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
         if not finite[worker.rank]:
@@ -85,8 +87,7 @@ def check(
     recipes, frozen parameters that are not `ignored`, and `shared` buffers that no forward has changed since they were shared.
     """
     yield from worker.quiesce()
-    trained = {id(param.parameter) for param in worker.params.values()}
-    frozen = {n: p for n, p in model.named_parameters() if id(p) not in trained and n not in ignored}
+    frozen = {n: p for n, p in parts_of_parameters(model).items() if n not in worker.params and n not in ignored}
     everywhere = _hashes(worker) | {n: hash_of(p) for n, p in frozen.items()}
     now = dict(model.named_buffers())
     for name, agreed in shared.items():
@@ -113,7 +114,7 @@ def check(
 
 def _not_finite(model: nn.Module) -> list[str]:
     """The names of parameters that hold inf or NaN, and of buffers that hold NaN: inf may be meant, as in a mask."""
-    spoilt = {n: ~p.detach().isfinite().all() for n, p in model.named_parameters()}
+    spoilt = {n: ~p.isfinite().all() for n, p in parts_of_parameters(model).items()}
     spoilt |= {n: b.isnan().any() for n, b in model.named_buffers()}
     return [name for name, answer in zip(spoilt, read_numbers(*spoilt.values()), strict=True) if answer]
 

@@ -13,12 +13,13 @@ from torch.optim import Optimizer
 from gossamer.codecs.warm import warm
 from gossamer.core.errors import GossamerError
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.checks.elastic_checks import compare_with_the_first, post_fingerprint
 from gossamer.integrations.groups import Where, host_names
 from gossamer.integrations.handshake import agree, compare, fingerprint
 from gossamer.recipe import Recipe
-from gossamer.runtime import Together, Worker, params_of
+from gossamer.runtime import ReplicaRanks, Together, Worker, params_of
 
 
 class Plan(NamedTuple):
@@ -30,10 +31,16 @@ class Plan(NamedTuple):
     facts: Mapping[str, Any]  # what must be equal on all ranks, besides model, recipe and hyperparameters
 
 
-def agreed(fabric: TorchFabric, what: str, nodes: Where | None, check: Callable[[list[str]], Plan]) -> Plan:
+def agreed(
+    fabric: TorchFabric,
+    what: str,
+    nodes: Where | None,
+    check: Callable[[list[str]], Plan],
+    inside: Callable[[Exception | None, dict[str, Any]], Exception | None] = lambda refusal, facts: refusal,
+) -> Plan:
     """Return this rank's plan; if one rank refuses its arguments, all ranks raise an error.
 
-    `check` gets the host name of each rank, if `nodes` asks for them.
+    `check` gets the host name of each rank, if `nodes` asks for them; `inside` agrees among the ranks of a replica.
     """
     plan, refusal = None, None
     hosts = host_names(fabric) if nodes == "hosts" else []
@@ -41,6 +48,10 @@ def agreed(fabric: TorchFabric, what: str, nodes: Where | None, check: Callable[
         plan = check(hosts)
     except (GossamerError, TypeError) as error:
         refusal = error
+    facts = {} if plan is None else {"recipe": repr(plan.recipe), "replica": fabric.rank, **plan.facts}
+    if facts and nodes is not None:
+        facts["node"] = machine()
+    refusal = inside(refusal, facts)
     if fabric.size > 1 and not fabric.present.joins:
         fabric.run(agree(refusal, fabric.device), what)
     if refusal is not None:
@@ -49,13 +60,17 @@ def agreed(fabric: TorchFabric, what: str, nodes: Where | None, check: Callable[
     return plan
 
 
-def make_worker(plan: Plan, fabric: TorchFabric, what: str, model: nn.Module, seed: int) -> Worker:
+def make_worker(
+    plan: Plan, fabric: TorchFabric, what: str, model: nn.Module, seed: int, replica: ReplicaRanks | None = None
+) -> Worker:
     """Make the worker, compile its kernels, compare the set-up of all ranks, and form the groups that it communicates in."""
     held = plan.optimizers
     if not held:  # a recipe that uses learning rates was refused: this one's rate is never read
         held = [torch.optim.SGD(list(plan.params.values()), lr=1.0)]
     joint = held[0] if len(held) == 1 else Together(held)
     worker = Worker(plan.recipe, params_of(plan.params), joint, fabric.rank, fabric.size, seed)
+    if replica is not None:
+        worker.join_replica(replica)
     worker.ranks.regroup(fabric.present)
     if fabric.size == 1:
         return worker

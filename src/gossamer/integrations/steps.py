@@ -258,10 +258,10 @@ class StepLoop:
         params = self.worker.params.values()
         others = [param.gradient for param in params if param.parameter is not arriving]
         if others or arriving is None:
-            return not any(g is not None and bool(g.any()) for g in others)
+            return self.worker.replica.all(not any(g is not None and bool(g.any()) for g in others))
         agreed = {mean.untyped_storage().data_ptr() for mean in self.worker.averaging.means}
         (only,) = [param.gradient for param in params]  # a model of one parameter
-        return only is None or only.untyped_storage().data_ptr() not in agreed
+        return self.worker.replica.all(only is None or only.untyped_storage().data_ptr() not in agreed)
 
     def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
         """Run the schedule from the optimizer step to its end.

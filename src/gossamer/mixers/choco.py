@@ -143,7 +143,7 @@ class Choco(Mixer):
             pull = pick(fine, pulled, pull)
             if source is not None:
                 report(source, fine)
-        report(None, own)
+        own = report(None, own)
         state.pop("whole", None)
         state["pull"], state["came"] = pull, torch.ones((), dtype=torch.float32)
         if own is True:

@@ -45,7 +45,7 @@ def heal(
     for source, answer in zip(sources, fine, strict=True):
         if source is not None:
             report(source, answer)
-    report(None, own)
+    own = report(None, own)
     if own is True and all(answer is True for answer in fine):
         return block, messages
     healed = _healed(block.flat, own, messages, fine, weights)

@@ -14,7 +14,7 @@ SEEN = 0.10  # gains below it are smaller than the model's own error
 
 def sentences(plan: TrainingPlan) -> list[str]:
     """The verdict, then what goes with it."""
-    more = (_ties, _first, _latency, _two_levels, _slow_hosts, _memory, _untried)
+    more = (_ties, _first, _latency, _two_levels, _slow_hosts, _memory)
     return [_verdict(plan), *(line for say in more for line in say(plan))]
 
 
@@ -167,12 +167,6 @@ def _memory(plan: TrainingPlan) -> list[str]:
         f"Nothing here fits: parameters, gradients and momenta are {say_size(needed)} of a rank, and a rank may use {say_size(memory)}: "
         "shard the model over more ranks (--shard)."
     ]
-
-
-def _untried(plan: TrainingPlan) -> list[str]:
-    if plan.shards > 1:
-        return ["Models that FSDP2 shards cannot be attached yet: rows of recipes say what they would take."]
-    return []
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.heterogeneity import Heterogeneity, gradients_of, heterogeneity
 from gossamer.runtime.optimizers import Together
-from gossamer.runtime.params import Param, Plain, params_of
+from gossamer.runtime.params import Param, Plain, Sharded, is_sharded, local_part, params_of
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 from gossamer.runtime.worker import Worker
 
 __all__ = [
@@ -12,11 +13,16 @@ __all__ = [
     "Heterogeneity",
     "Param",
     "Plain",
+    "ReplicaRanks",
+    "Sharded",
     "Together",
+    "WholeReplica",
     "Worker",
     "after_optimizer_step",
     "gradients_of",
     "heterogeneity",
+    "is_sharded",
+    "local_part",
     "params_of",
     "until_optimizer_step",
 ]

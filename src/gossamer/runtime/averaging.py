@@ -59,7 +59,7 @@ class Averaging:
             sums = yield from controller.told(summing)
         else:
             self.means = controller.look_alone()
-            self.finite = all_finite(self.means)
+            self.finite = worker.replica.all(all_finite(self.means))
         if self.finite and self.means:
             if self.hand_over is not None and "control" in worker.recipe.controller.traits:
                 self.hand_over()
@@ -74,7 +74,8 @@ class Averaging:
         worker, values = self._worker, [self._weighted(value) for value in values]
         flight = InFlight(given=[peak(value) for value in values])
         if worker.size == 1:  # the mean over one rank, without codec or memory
-            flight.means, flight.lost = dict(zip(which, values, strict=True)), not all_finite(values)
+            flight.means = dict(zip(which, values, strict=True))
+            flight.lost = not worker.replica.all(all_finite(values))
         else:
             for index, value in zip(which, values, strict=True):
                 yield from self._launch(flight, index, value, over)
@@ -125,7 +126,7 @@ class Averaging:
         For gradients this runs among the ranks that average them together.
         """
         worker = self._worker
-        flag = torch.tensor([not fine], dtype=torch.uint8, device=worker.device)
+        flag = torch.tensor([not worker.replica.all(fine)], dtype=torch.uint8, device=worker.device)
         answers = yield from all_gather(flag, among)
         ranks = among or range(worker.size)
         guilty = [rank for rank, flag in zip(ranks, answers, strict=True) if int(flag)]
@@ -192,7 +193,8 @@ class Averaging:
             peaks.append(largest)
         also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
         answers, self.besides = read_numbers(*peaks, *also), None
-        self.finite, self.besides_values = all(map(isfinite, answers[: len(peaks)])), answers[len(peaks) :]
+        self.finite = self._worker.replica.all(all(map(isfinite, answers[: len(peaks)])))
+        self.besides_values = answers[len(peaks) :]
         if self.finite:
             self._worker.record.row.clear()
         flight.lost = not self.finite

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.runtime.optimizers import Optimizing
-from gossamer.runtime.params import Param
+from gossamer.runtime.params import Param, Sharded
 
 LONGEST = 2**31 - 1  # elements of a bucket that cannot be cut: indices have 32 bits
 LEAST = 4 * 2**20  # bytes of a bucket that is worth messages of its own
@@ -75,7 +74,12 @@ class BucketState:
         Empty where their memory layout differs from the bucket's, and on a GPU, which gains nothing by small passes.
         """
         values = [param.values for param in self.params]
-        if self.narrow or self.device.type != "cpu" or not all(v.is_contiguous() for v in values):
+        if (
+            self.narrow
+            or self.device.type != "cpu"
+            or any(isinstance(param, Sharded) for param in self.params)
+            or not all(v.is_contiguous() for v in values)
+        ):
             return []
         return [v.view(-1) for v in values]
 
@@ -111,15 +115,15 @@ def build(
 
     `size` is that of the world, which some memories depend on; `model` is the whole model, if these params are a part of it.
     """
-    fragments = recipe.schedule.fragment_of({name: param.shape for name, param in (model or params).items()})
+    fragments = recipe.schedule.fragment_of({name: param.whole_shape for name, param in (model or params).items()})
     limit = _full(recipe, model or params, size)
     together = "whole" in recipe.schedule.traits  # one message ends the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
     for name in reversed(list(params)):
         param = params[name]
-        exchange, memory = recipe.way(name, param.shape)
-        if not recipe.controller.cuts and recipe.is_routed(name, param.shape):
+        exchange, memory = recipe.way(name, param.whole_shape)
+        if not recipe.controller.cuts and recipe.is_routed(name, param.whole_shape):
             exchange = recipe.exchange
         dtype = _block_dtype(param)
         group = 0 if together else groups[name]
@@ -128,7 +132,7 @@ def build(
         if not bucket:
             finished.append(bucket)
         bucket.append(name)
-        if not (together or exchange.whole) and sum(prod(params[n].shape) for n in bucket) * dtype.itemsize >= limit:
+        if not (together or exchange.whole) and sum(params[n].extent for n in bucket) * dtype.itemsize >= limit:
             del filling[key]
     # A bucket can be sent once its last gradient is ready, so buckets are sent in the order in which they fill.
     position = {n: i for i, n in enumerate(reversed(list(params)))}
@@ -144,7 +148,7 @@ def _full(recipe: Recipe, model: Mapping[str, Param], size: int) -> int:
     said = int(recipe.bucket_mb * 2**20)
     if recipe.bucket is not None:
         return said
-    length = sum(prod(param.shape) * _block_dtype(param).itemsize for param in model.values())
+    length = sum(param.extent * _block_dtype(param).itemsize for param in model.values())
     return min(said, max(length // recipe.exchange.least_blocks(size), LEAST))
 
 
@@ -160,7 +164,7 @@ def are_cut_alike(some: Sequence[BucketState], others: Sequence[BucketState]) ->
 def retell(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
     """Apply a controller's choice of codecs to the same buckets, where it does not change the cut."""
     for c in buckets:
-        shapes = {s.name: s.shape for s in c.layout.segments}
+        shapes = {name: param.whole_shape for name, param in zip(c.names, c.params, strict=True)}
         exchange, layout = _told(recipe, shapes, c.layout)
         if layout is not c.layout:
             settle(c, size)
@@ -201,8 +205,8 @@ def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout)
 def _channel(recipe: Recipe, members: Mapping[str, Param], group: int, fragment: int, size: int) -> BucketState:
     first = next(iter(members))
     dtype = _block_dtype(members[first])
-    shapes = {n: param.shape for n, param in members.items()}
-    exchange, layout = _told(recipe, shapes, Layout.of(shapes, dtype))
+    shapes = {n: param.whole_shape for n, param in members.items()}  # rules go by whole parameters
+    exchange, layout = _told(recipe, shapes, Layout.of({n: param.shape for n, param in members.items()}, dtype))
     memory = recipe.way(first, shapes[first])[1]
     whole = exchange.whole or "whole" in recipe.schedule.traits
     if whole and layout.numel > LONGEST:

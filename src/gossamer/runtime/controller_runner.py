@@ -17,6 +17,7 @@ from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
 from gossamer.runtime.controller_stats import numbers, summed
 from gossamer.runtime.recipe_changes import describe
+from gossamer.runtime.replica import WholeReplica
 from gossamer.runtime.succession import carry_over, hand_over, turn
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ class ControllerRunner:
         blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
         if controller.counts and not sums:  # a single rank: its own gradients are the means
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
-        facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups())
+        total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
+        facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
 

@@ -12,7 +12,8 @@ from gossamer.core.bucket import Layout
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
-from gossamer.runtime.params import Param, Plain
+from gossamer.runtime.params import Param, Plain, local_part
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 
 # Step counters of torch's optimizers: for a scalar parameter they have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
@@ -24,6 +25,7 @@ class OptimizerState:
 
     def __init__(self, params: Mapping[str, Param], optimizer: Optimizing) -> None:
         self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
+        self.replica: ReplicaRanks = WholeReplica()
 
     def tensors(self) -> list[Tensor]:
         """The momentum buffers, without counters."""
@@ -43,8 +45,10 @@ class OptimizerState:
 
         Counters are reset too: bias correction with an old counter and a new momentum makes steps several times too long.
         """
-        for state, group in self._states():
-            if not all(t.isfinite().all() for t in state.values() if isinstance(t, Tensor)):
+        held = [*self._states()]
+        fine = [all(local_part(t).isfinite().all() for t in s.values() if isinstance(t, Tensor)) for s, _ in held]
+        for (state, group), kept in zip(held, self.replica.least(fine)):
+            if not kept:
                 _begin_anew(state, group)
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

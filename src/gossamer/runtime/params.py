@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import final
+from math import prod
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -40,7 +41,18 @@ class Param(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of this rank's part."""
         return tuple(self.values.shape)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the whole parameter, equal on all ranks."""
+        return tuple(self.parameter.shape)
+
+    @property
+    def extent(self) -> int:
+        """Elements of a part, on average over all parts; equal on all ranks, as all must cut a model into the same buckets."""
+        return prod(self.whole_shape)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,5 +93,36 @@ class Plain(Param):
         self.parameter.grad = part
 
 
+@final
+class Sharded(Param):
+    """A parameter that FSDP2 cuts: a DTensor, of which this rank holds a shard."""
+
+    def local(self, tensor: Tensor) -> Tensor:
+        with torch.no_grad():
+            return local_part(tensor)
+
+    def hand(self, part: Tensor) -> None:
+        p: Any = self.parameter
+        p.grad = type(p).from_local(
+            part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+        )
+
+    @property
+    def extent(self) -> int:
+        p: Any = self.parameter
+        shards = prod(p.device_mesh.size(i) for i, place in enumerate(p.placements) if not place.is_replicate())
+        return -(-prod(self.whole_shape) // shards)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The shard of a DTensor that this rank holds; other tensors as they are."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """True for a DTensor. The class is compared by name: importing it takes time that dense models need not spend."""
+    return any(kind.__name__ == "DTensor" for kind in type(tensor).__mro__)
+
+
 def params_of(parameters: Mapping[str, Tensor]) -> dict[str, Param]:
-    return {name: Plain(p) for name, p in parameters.items()}
+    return {name: Sharded(p) if is_sharded(p) else Plain(p) for name, p in parameters.items()}

@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.events import Age, Drop, Event, Listener
 from gossamer.core.loop import RecordView
 from gossamer.core.stream_events import read_numbers
+from gossamer.runtime.replica import WholeReplica
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -52,10 +53,13 @@ class RunRecord(RecordView):
         self.ages[steps] += 1
         self.tell(Age(self._worker.step, self._worker.rank, steps))
 
-    def finite(self, rank: int | None, fine: bool | Tensor) -> None:
+    def finite(self, rank: int | None, fine: bool | Tensor) -> bool | Tensor:
+        if rank is None and not isinstance(self._worker.replica, WholeReplica):
+            fine = self._worker.replica.all(bool(fine))
         self.models.hear(self._worker.ranks.number if rank is None else rank, self._worker.step, fine)
         if rank is None and fine is False:
             self._worker.optimizer_state.heal()
+        return fine
 
     def round_dropped(self) -> None:
         self.dropped_rounds += 1

@@ -29,7 +29,10 @@ from gossamer.runtime.params import Param
 from gossamer.runtime.pending_commit import PendingCommit
 from gossamer.runtime.ranks import WorkerRanks
 from gossamer.runtime.record import RunRecord
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 from gossamer.runtime.update_step import UpdateStep
+
+SHARDS_DRAW_APART = 0x9E3779B97F4A7C15  # between the seeds of two shards of a replica
 
 
 class Worker:
@@ -45,8 +48,9 @@ class Worker:
         seed: int = 0,
     ) -> None:
         self.origin = recipe  # as given by the user; a controller may put another in force
-        self.recipe = recipe.bound({name: param.shape for name, param in params.items()})
+        self.recipe = recipe.bound({name: param.whole_shape for name, param in params.items()})
         self.params, self.optimizer = dict(params), optimizer
+        self.replica: ReplicaRanks = WholeReplica()
         self.step = 1  # the current step
         self.scale = 1.0  # the loss scaler's factor on gradients
         self.loss: Tensor | float | None = None  # this step's loss, if the training loop reports it
@@ -61,6 +65,10 @@ class Worker:
         self.controller, self.decay = ControllerRunner(self), Decay(self)
         self.decay.refuse_unknown()
         self.loop = WorkerLoop(self)
+
+    def join_replica(self, replica: ReplicaRanks) -> None:
+        """Decide together with the ranks that hold the model's other shards, from the first step on."""
+        self.replica = self.optimizer_state.replica = replica
 
     @property
     def rank(self) -> int:
@@ -80,7 +88,8 @@ class Worker:
     def context(self, index: int) -> Context:
         """The context of a bucket at this step."""
         bucket = self.buckets[index]
-        rng = CounterRng(self.ranks.seed, self.step, self.rank)
+        # Shards of one replica draw unlike numbers. Who meets whom is drawn by `ranks`, alike for all of them.
+        rng = CounterRng(self.ranks.seed + SHARDS_DRAW_APART * self.replica.index, self.step, self.rank)
         lr = bucket.rate(self.optimizer)
         return Context(self.rank, self.size, self.step, rng, lr=lr, shift=bucket.shift, scale=self.scale)
 

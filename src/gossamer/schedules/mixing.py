@@ -94,8 +94,9 @@ def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
         yield Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32)))
 
 
-def _unheard(rank: int | None, fine: bool | Tensor) -> None:
+def _unheard(rank: int | None, fine: bool | Tensor) -> bool | Tensor:
     """Looking ahead counts nobody."""
+    return fine
 
 
 def _push(loop: Loop, mixer: Mixer, round: int, pushed: list[Bucket]) -> Program[None]:

@@ -70,8 +70,8 @@ class Between(Mixer):
     def heal(
         self, block: Bucket, state: State, arrived: Sequence[Tensor], report: Report
     ) -> tuple[Bucket, Sequence[Tensor]]:
-        def of_rank(node: int | None, fine: bool | Tensor) -> None:
-            report(None if node is None else node * self.per_node, fine)
+        def of_rank(node: int | None, fine: bool | Tensor) -> bool | Tensor:
+            return report(None if node is None else node * self.per_node, fine)
 
         return self.mixer.heal(block, state, arrived, of_rank)
 

@@ -16,7 +16,7 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, show_published, table
+from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, table
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
@@ -25,6 +25,7 @@ from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan, work_of
+from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.recipes import presets
@@ -63,6 +64,7 @@ def plan_command(
     explain_recipe: Annotated[
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
+    over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -82,6 +84,10 @@ def plan_command(
     work = MeasuredWork() if work_of_this_machine else work_of(where)
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
+        return
+    if over is not None:
+        found = scaling(what, where, _numbers(over), _recipes(recipes), work=work, accumulate=accumulate, shards=shard)
+        print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
     found = _planned(what, where, _recipes(recipes), work, accumulate, shard)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
@@ -103,6 +109,17 @@ def _planned(
             shards=shard,
             tell=lambda name: status.update(f"planning {name}"),
         )
+
+
+def _numbers(text: str) -> list[int]:
+    """Read '2,8,32'."""
+    try:
+        found = [int(number) for number in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise InputError(f"--over takes numbers of hosts, such as --over 2,8,32, not {text!r}")
+    return found
 
 
 def _recipes(asked: list[str] | None) -> list[str]:

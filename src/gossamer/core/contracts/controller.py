@@ -1,7 +1,7 @@
 """The contract of controllers, which change the recipe during training, and the facts that they decide by."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -29,6 +29,9 @@ class Facts(NamedTuple):
     sums: Sequence[Tensor] = ()  # for each bucket, the result of `local` summed over all ranks, in double precision
     loss: float | None = None  # mean loss of this step over the ranks that reported it, if the controller `hears_loss`
     groups: Sequence[ParamGroup] = ()  # the optimizer's groups, in its order; empty: all parameters have one rate
+    over_shards: Callable[[Sequence[float]], list[float]] | None = (
+        None  # sums numbers of shards; None: blocks are whole
+    )
 
     @property
     def param_groups(self) -> Sequence[ParamGroup]:

@@ -12,8 +12,10 @@ from gossamer.core.contracts.entries import Policy
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 
-Report = Callable[[int | None, "bool | Tensor"], None]
-"""Hears which rank it is about (None: this one), and whether its model is finite; a device has not said yet what a tensor is."""
+Report = Callable[[int | None, "bool | Tensor"], "bool | Tensor"]
+"""Hears which rank it is about (None: this one), and whether its model is finite; a device has not said yet what a tensor is.
+Returns what holds of the whole model, of which this rank may hold a shard.
+"""
 
 
 class Mixer(Part):

@@ -30,6 +30,10 @@ _step_code: Any = private_name(
 )
 
 
+# Functions whose backward hands out gradients of the same pass.
+not_nested = set[Any]()
+
+
 def pass_under_way() -> int:
     """Return the id of the backward pass that runs in this thread."""
     return _pass_under_way()
@@ -48,7 +52,10 @@ def is_nested() -> bool:
     checkpointing calls `torch.autograd.backward` as users do. So this function searches the Python stack, at the first
     gradient of a pass.
     """
-    return _running(_code) is not None
+    frame = _running(_code)
+    while frame is not None and getattr(frame.f_locals.get("self"), "_forward_cls", None) in not_nested:
+        frame = _running(_code, frame.f_back)
+    return frame is not None
 
 
 def is_called_by_scaler() -> bool:
@@ -61,9 +68,9 @@ def is_called_by_scaler() -> bool:
     return frame is not None and bool(frame.f_locals["self"].is_enabled())
 
 
-def _running(code: CodeType) -> FrameType | None:
-    """Return the innermost frame of the Python stack that runs this code."""
-    frame = sys._getframe(1)
+def _running(code: CodeType, frame: FrameType | None = None) -> FrameType | None:
+    """Return the innermost frame of the Python stack that runs this code; from `frame` on, if that is given."""
+    frame = frame or sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError
+from gossamer.runtime import is_sharded
 
 
 class ParamWatch:
@@ -20,7 +21,9 @@ class ParamWatch:
         modules = list(self._model.modules())
         self._known = dict(self._model.named_parameters())
         self._flags = [(p, p.requires_grad) for p in self._known.values()]
-        held: list[dict[str, Any]] = [m._parameters for m in modules] + [m._modules for m in modules]  # pyright: ignore
+        # FSDP2 exchanges its parameters in every pass: those of its shards are looked at below, by their flags.
+        own = [m for m in modules if not any(p is not None and is_sharded(p) for p in m._parameters.values())]
+        held: list[dict[str, Any]] = [m._parameters for m in own] + [m._modules for m in modules]  # pyright: ignore
         self._lengths = [(d, len(d)) for d in held]
         self._places = [(d, name, thing) for d in held for name, thing in d.items()]
 
@@ -36,6 +39,11 @@ class ParamWatch:
         """Return parameters that were unfrozen since the last check; any other change raises an error."""
         if self.is_as_before():
             return {}
+        if any(map(is_sharded, self._trained.values())):
+            raise AttachError(
+                "a parameter or a module of a model that FSDP2 shards was unfrozen, added, replaced or removed after attach; detach() "
+                "and attach again when the model is complete"
+            )
         now: dict[str, Tensor] = dict(self._model.named_parameters())
         for name, parameter in self._trained.items():
             if now.get(name) is not parameter:

@@ -56,11 +56,13 @@ def refuse_model(model: nn.Module) -> None:
                 f"{where} is a DeepSpeedEngine, which averages and steps by itself: attach the plain model with an "
                 "optimizer of torch.optim, without deepspeed.initialize"
             )
-        if FSDP in kinds or FSDP2 in kinds:
-            raise AttachError(_sharded(where, "FSDP"))
+        if FSDP in kinds:
+            raise AttachError(_sharded(where, "FullyShardedDataParallel"))
+    if any(FSDP2 in kind_names(type(module)) for module in model.modules()):
+        return  # `fsdp.py` looks at it
     for name, parameter in model.named_parameters():
         if "DTensor" in kind_names(type(parameter)):
-            raise AttachError(_sharded(f"parameter {name!r}", "a DTensor (fully_shard or tensor parallelism)"))
+            raise AttachError(_sharded(f"parameter {name!r}", "tensor parallelism (it is a DTensor)"))
 
 
 def refuse_engine() -> None:
@@ -176,6 +178,6 @@ def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
 
 def _sharded(what: str, how: str) -> str:
     return (
-        f"{what} is sharded by {how}, but gossamer averages whole parameters: attach the plain model, "
-        "without fully_shard, FSDP or tensor parallelism; sharded models are not supported yet"
+        f"{what} is sharded by {how}, and gossamer averages whole parameters, or those that torch's fully_shard cuts: attach the "
+        "plain model, or shard it with fully_shard over a part of the ranks"
     )

@@ -1,0 +1,114 @@
+"""How a rank holds a model: whole, or as the shards that FSDP2 leaves it (`fsdp.py`)."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, final
+
+from torch import Tensor, nn
+
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.integrations.checks.introspection import kind_names
+from gossamer.integrations.ddp_wrapper import syncs
+from gossamer.integrations.groups import Given
+from gossamer.recipe import Recipe
+from gossamer.runtime import ReplicaRanks, WholeReplica, local_part
+
+FSDP2 = "FSDPModule"
+
+
+class HeldModel(Protocol):
+    """What the training loop's hooks ask about a model; `replica` are the ranks that hold it together."""
+
+    replica: ReplicaRanks
+
+    def group_of(self, given: Given) -> Given:
+        """The ranks that hold the same part, among which gradients are averaged."""
+        ...
+
+    def connect(self, size: int, deadline: float, patience: Patience) -> None:
+        """Connect the ranks of this replica, one of `size`."""
+        ...
+
+    def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
+        """Raise an error if gossamer cannot train it so."""
+        ...
+
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        """This rank's refusal, or another rank's of the replica, or that these facts differ between its ranks."""
+        ...
+
+    def take_over(self) -> None:
+        """Stop whatever else averages gradients between replicas."""
+        ...
+
+    def syncs(self, parameter: Tensor) -> bool:
+        """False while micro-batches only accumulate."""
+        ...
+
+    def scale(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Multiply a gradient, so that its mean over replicas is what the user's loop expects."""
+        ...
+
+    def remove(self) -> None:
+        """Give the model back as it was."""
+        ...
+
+
+@final
+class WholeModel:
+    """A model that every rank holds whole. The training loop calls `looped`: the model, or DDP around it."""
+
+    def __init__(self, looped: nn.Module) -> None:
+        self._looped = looped
+        self.replica: ReplicaRanks = WholeReplica()
+
+    def group_of(self, given: Given) -> Given:
+        return given
+
+    def connect(self, size: int, deadline: float, patience: Patience) -> None: ...
+    def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None: ...
+
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        return refusal
+
+    def take_over(self) -> None: ...
+
+    def syncs(self, parameter: Tensor) -> bool:
+        return syncs(self._looped)
+
+    def scale(self, parameter: Tensor, gradient: Tensor) -> None: ...
+    def remove(self) -> None: ...
+
+
+def held(model: nn.Module, looped: nn.Module) -> HeldModel:
+    """How this rank holds a model."""
+    if not any(map(is_fsdp2, model.modules())):
+        return WholeModel(looped)
+    from gossamer.integrations.fsdp import ShardedModel
+
+    return ShardedModel(model)
+
+
+def is_fsdp2(module: nn.Module) -> bool:
+    return FSDP2 in kind_names(type(module))
+
+
+def cut_again(model: nn.Module) -> None:
+    """Leave this rank its shards alone, if FSDP2 cuts the model.
+
+    After a forward pass without gradients FSDP2 keeps parameters gathered, and would not see what is written to a shard.
+    """
+    for module in model.modules():
+        if is_fsdp2(module):
+            reshard: Any = module.reshard
+            reshard()
+
+
+def parts_of_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of every parameter."""
+    cut_again(model)
+    return {name: local_part(p.detach()) for name, p in model.named_parameters()}
+
+
+def parts_of(model: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of every parameter, and the buffers."""
+    return parts_of_parameters(model) | {name: local_part(b.detach()) for name, b in model.named_buffers()}

@@ -1,0 +1,66 @@
+"""The shard group: the ranks that hold one replica together ask each other, where one would else decide by its own shard."""
+
+from collections.abc import Sequence
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+
+from gossamer.core.errors import PeerError
+from gossamer.core.verbs import all_reduce
+from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.torch.endpoint import backends
+from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.handshake import WORDS, differences, tell
+
+CPU = torch.device("cpu")
+QUESTION = "asking the other shards"
+
+
+@final
+class ShardGroup:
+    """A `ReplicaRanks` over a group of its own: a few numbers at a time, through the hosts' memory."""
+
+    def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
+        ranks = over_gloo(ranks)
+        self.index, self.asked = ranks.rank(), 0
+        self._fabric = TorchFabric(ranks, deadline=deadline, patience=patience)
+
+    def least(self, values: Sequence[float]) -> list[float]:
+        return [-value for value in self._reduce([-float(value) for value in values], "max")]
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return self._reduce(values, "sum")
+
+    def all(self, holds: bool) -> bool:
+        return bool(self.least([holds])[0])
+
+    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        """This rank's refusal, or another rank's of the replica, or that these facts differ between its ranks."""
+        mine = {"refusal": "" if refusal is None else str(refusal)[:WORDS], "facts": facts}
+        everyone = self._fabric.run(tell(mine, CPU), "attach")
+        refusals = [
+            f"rank {i} of its replica cannot go on: {one['refusal']}"
+            for i, one in enumerate(everyone)
+            if one["refusal"]
+        ]
+        if refusal is not None or refusals:
+            return refusal or PeerError("; ".join(refusals))
+        lines = differences([one["facts"] for one in everyone])
+        return PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines)) if lines else None
+
+    def close(self) -> None:
+        self._fabric.close()
+
+    def _reduce(self, values: Sequence[float], how: str) -> list[float]:
+        self.asked += 1
+        own = torch.tensor([*values], dtype=torch.float64)
+        return self._fabric.run(all_reduce(own, how), QUESTION, self.asked).tolist()  # pyright: ignore[reportArgumentType]
+
+
+def over_gloo(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same ranks over gloo; only they call it."""
+    if "gloo" in backends(group).values():
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=True))

@@ -1,0 +1,114 @@
+"""Models that FSDP2 shards inside a replica train as dense ones do, and send only between replicas."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.integrations import sharded
+from tests.integrations.loops import DEADLINE, SEED, same
+from tests.integrations.sharded import adamw, cut, dense, full, loss_of, mesh_of, sgd
+from torch import Tensor, nn
+
+import gossamer
+
+pytestmark = [
+    pytest.mark.gang,
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP2 trains on processors since torch 2.13"),
+]
+OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
+STEPS = 6
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([full(p).reshape(-1) for p in model.parameters()])
+
+
+def over_shards(rank: int, size: int, recipe: str, kind: str, how: dict[str, Any]) -> list[Tensor]:
+    mesh, out = mesh_of(2), list[Tensor]()
+    with sharded.attached(recipe, mesh, OPTIMIZERS[kind], **how) as (model, optimizer, comm):
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            loss_of(model, rank // 2, step).backward()
+            optimizer.step()
+            out.append(flat(model))
+        assert comm.step == STEPS
+        comm.check_sync()
+    return out
+
+
+def over_whole_models(rank: int, size: int, recipe: str, kind: str) -> list[Tensor]:
+    model, out = dense(), list[Tensor]()
+    optimizer = OPTIMIZERS[kind](model)
+    with gossamer.attach(model, optimizer, recipe, seed=SEED, deadline=DEADLINE):
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            out.append(flat(model))
+    return out
+
+
+@pytest.mark.parametrize("how", [{}, {"one_dimension": True}, {"blocks": False}], ids=["2-D", "1-D", "root only"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_allreduce_is_bit_equal_to_dense(gang2: Gang, gang4: Gang, kind: str, how: dict[str, Any]) -> None:
+    (wanted, _) = gang2.run(over_whole_models, "allreduce", kind)
+    for run in gang4.run(over_shards, "allreduce", kind, how):
+        assert all(same(a, b) for a, b in zip(run, wanted, strict=True))
+
+
+# -- beside torch's own HSDP ----------------------------------------------------------------------------------------------
+
+
+def loop(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, how: str, comm: Any = None) -> list[Tensor]:
+    """Two micro-batches a step, accumulated in one of the ways that loops have, and clipped."""
+    out = list[Tensor]()
+    fsdp: Any = model
+    if how == "factor":
+        fsdp.set_gradient_divide_factor(1.0)
+        fsdp.set_force_sum_reduction_for_comms(True)
+    for step in range(1, STEPS + 1):
+        optimizer.zero_grad()
+        for micro in range(2):
+            last = micro == 1
+            if how in ("gradient sync", "factor"):
+                fsdp.set_requires_gradient_sync(last)
+            if how == "all-reduce":
+                fsdp.set_requires_all_reduce(last)
+            with comm.no_sync() if how == "no_sync" and comm is not None and not last else nullcontext():
+                if how == "no_sync" and comm is None:
+                    fsdp.set_requires_gradient_sync(last)
+                (loss_of(model, rank // 2, 10 * step + micro, rank % 2) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        out.append(flat(model))
+    return out
+
+
+def beside(
+    rank: int, size: int, how: str, kind: str
+) -> tuple[list[Tensor], list[Tensor], int, list[Tensor], list[Tensor]]:
+    mesh = mesh_of(2)
+    native = cut(dense(), mesh)
+    wanted = loop(native, OPTIMIZERS[kind](native), rank, how)
+    with sharded.attached("allreduce", mesh, OPTIMIZERS[kind]) as (model, optimizer, comm):
+        found = loop(model, optimizer, rank, how, comm)
+        steps = comm.step
+    after = loop(model, optimizer, rank, "gradient sync")  # detached: the hop is FSDP2's again
+    with sharded.attached("allreduce", mesh, OPTIMIZERS[kind]) as (model, optimizer, comm):
+        loop(model, optimizer, rank, how, comm)
+        before = loop(model, optimizer, rank, "gradient sync", comm)
+    return wanted, found, steps, after, before
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"), [("gradient sync", "adamw"), ("all-reduce", "sgd"), ("no_sync", "sgd"), ("factor", "sgd")]
+)
+def test_allreduce_is_torchs_own_hsdp(gang4: Gang, how: str, kind: str) -> None:
+    """With clipping and two micro-batches, whatever way the loop accumulates them; and detach gives the hop back."""
+    for wanted, found, steps, after, before in gang4.run(beside, how, kind):
+        assert steps == STEPS
+        for a, b in zip(wanted, found, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0 if how != "no_sync" else 1e-7)
+        assert all(same(a, b) for a, b in zip(after, before, strict=True))
