@@ -114,6 +114,7 @@ def test_what_cannot_train_with_a_recipe_is_refused_on_all_ranks(folder: Path) -
         assert "LBFGS computes the gradient several times" in rank["search"]
         assert "configure_optimizers returned 2 optimizers" in rank["two"]
         assert "the callback StochasticWeightAveraging averages each rank's own model" in rank["swa"]
+        assert "the callback WeightAveraging averages each rank's own model" in rank["ema"]
         assert "Strategy(..., ddp_comm_hook=) asks DDP to average in another way" in rank["hook"]
 
 

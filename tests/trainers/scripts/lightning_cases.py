@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import (
     OnExceptionCheckpoint,
     StochasticWeightAveraging,
     Timer,
+    WeightAveraging,
 )
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
@@ -165,6 +166,7 @@ def refused(folder: Path) -> dict[str, Any]:
         "search": fit(Searched()),
         "two": fit(Two()),
         "swa": fit(Regressor(), StochasticWeightAveraging(swa_lrs=0.01)),
+        "ema": fit(Regressor(), WeightAveraging()),
         "hook": error_of(Strategy, "topk", ddp_comm_hook=print),
     }
 
