@@ -162,7 +162,14 @@ def stumbling(rank: int, size: int, path: str) -> dict[str, str]:
 
 
 def test_what_fails_on_one_rank_is_raised_on_all_where_they_meet_next(gang2: Gang, tmp_path: Path) -> None:
-    places = {"the next save": "a", "wait": "d", "finish": "f", "detach": "g", "the end of the block": "h", "a note": "i"}
+    places = {
+        "the next save": "a",
+        "wait": "d",
+        "finish": "f",
+        "detach": "g",
+        "the end of the block": "h",
+        "a note": "i",
+    }
     for said in gang2.run(stumbling, str(tmp_path)):
         assert said.keys() == places.keys()
         for place, name in places.items():
@@ -205,9 +212,7 @@ BLOWS = [(1, signal.SIGKILL, "wait"), (1, signal.SIGSTOP, "detach"), (0, signal.
 
 
 def test_a_rank_that_is_lost_meanwhile_is_named_within_the_deadline(tmp_path: Path) -> None:
-    calls = {
-        case: Call(struck, (str(tmp_path / f"{case[0]}{case[1].name}"), *case), (case[0],)) for case in BLOWS
-    }
+    calls = {case: Call(struck, (str(tmp_path / f"{case[0]}{case[1].name}"), *case), (case[0],)) for case in BLOWS}
     with at_once(3, calls) as outcome_of:
         for case in BLOWS:
             victim = case[0]

@@ -15,6 +15,7 @@ from gossamer.integrations.handshake import WORDS, differences, tell
 
 CPU = torch.device("cpu")
 QUESTION = "asking the other shards"
+CHECKPOINT = 2**30  # bytes that ranks tell each other of what they save
 
 
 @final
@@ -23,7 +24,7 @@ class ShardGroup:
 
     def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
         ranks = over_gloo(ranks)
-        self.index, self.asked = ranks.rank(), 0
+        self.index, self.size, self.asked = ranks.rank(), ranks.size(), 0
         self._fabric = TorchFabric(ranks, deadline=deadline, patience=patience)
 
     def least(self, values: Sequence[float]) -> list[float]:
@@ -48,6 +49,13 @@ class ShardGroup:
             return refusal or PeerError("; ".join(refusals))
         lines = differences([one["facts"] for one in everyone])
         return PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines)) if lines else None
+
+    def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
+        return self._fabric.join(self._fabric.start(tell(facts, CPU, CHECKPOINT), label, step, lane))
+
+    def open_lane(self, name: str) -> None:
+        if not self._fabric.has_lane(name):
+            self._fabric.open_lane(name)
 
     def close(self) -> None:
         self._fabric.close()
