@@ -121,7 +121,7 @@ def test_metrics_are_in_the_trainer_s_state_and_in_event_files_at_its_interval(f
     assert logged[0]["gossamer/sent_bytes_per_step"] == 0 < logged[1]["gossamer/sent_bytes_per_step"]
     evaluated = [entry for entry in state["log_history"] if "eval_loss" in entry]
     assert not any(name.startswith("gossamer") for entry in evaluated for name in entry)
-    (events,) = (folder / "local").rglob("events.out.tfevents*")
+    (events,) = {path.parent for path in (folder / "local").rglob("events.out.tfevents*")}
     board = EventAccumulator(str(events)).Reload()
     assert {f"train/{name}" for name in names} <= {*board.Tags()["scalars"]}
     assert [e.step for e in board.Scalars("train/gossamer/sent_bytes_per_step")] == [2, 4, 6, 8, 10]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hf_model import arguments, gpt, trainer_of
+from hf_model import arguments, forget_after, gpt, trainer_of
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import TrainerCallback, set_seed
 
@@ -104,6 +104,7 @@ def sft(folder: Path) -> dict[str, Any]:
             hf.use(trainer, recipe)
             trainer.train(resume_from_checkpoint=resume)
             finals.append(part(trainer.model, True))
+            forget_after(6, Path(config.output_dir))
         out |= {
             recipe: finals,
             f"{recipe} steps": trainer.state.global_step,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers
-from hf_model import Tokens, flat, gpt, trainer_of
+from hf_model import Tokens, flat, forget_after, gpt, trainer_of
 from torch import nn
 from transformers import GPT2LMHeadModel, Trainer, TrainerCallback
 
@@ -142,6 +142,7 @@ def resumed(folder: Path) -> dict[str, Any]:
     """A new Trainer resumes from a checkpoint inside a round: with sidecars, of another recipe, without one of them."""
     saves = {"save_strategy": "steps", "save_steps": 6}
     out: dict[str, Any] = {"unbroken": flat(trained(folder / "resumed", "local_sgd(4)", **saves).model)}
+    forget_after(6, folder / "resumed")
     out["resumed"] = flat(trained(folder / "resumed", "local_sgd(4)", resume=True, **saves).model)
     path = folder / "resumed" / "checkpoint-6"
     out["other"] = error_of(trained, folder, "topk", resume=str(path))

@@ -1,11 +1,13 @@
 """A small GPT from a config, rows of tokens, and a Trainer for the scripts beside."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -72,6 +74,16 @@ def trainer_of(folder: Path, *callbacks: TrainerCallback, model: nn.Module | Non
 
 def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def forget_after(step: int, folder: Path) -> None:
+    """Remove later checkpoints, such as that of the last step, as if training had been cut off before them."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for path in folder.glob("checkpoint-*"):
+            if int(path.name.rpartition("-")[2]) > step:
+                shutil.rmtree(path)
+    dist.barrier()
 
 
 class Kill(TrainerCallback):
