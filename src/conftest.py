@@ -5,3 +5,5 @@ So all that registers itself is imported before, as users import it; else there 
 
 import gossamer.bench.workloads  # pyright: ignore[reportUnusedImport]
 import gossamer.recipes  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+collect_ignore = ["gossamer/trainers/accelerate.py"]  # it imports what warns, and slowly

@@ -1,0 +1,57 @@
+"""Scripts of trainers, started under torchrun on two ranks, or by themselves; they say in files what they saw."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.S | re.M)
+
+
+def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
+    """Run Python in a folder and return what it printed; `ends=False` for a script that is killed."""
+    names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    env = names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-W", "ignore", *map(str, words)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode == 0) == ends, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
+    """Run cases of a script on two ranks."""
+    return python(folder, *TORCHRUN, SCRIPTS / script, folder, *cases, ends=ends)
+
+
+def seen(folder: Path, case: str) -> list[dict[str, Any]]:
+    """What each rank saw."""
+    return [torch.load(folder / f"{case}-rank{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def blocks(page: str, kind: str) -> list[str]:
+    text = (ROOT / "docs" / "trainers" / page).read_text()
+    return [block for of, block in BLOCK.findall(text) if of == kind]
+
+
+def patched(script: str, diff: str) -> str:
+    """The script after the changes of a diff as pages show them: each part between `@@` stands once in the script."""
+    for part in re.split(r"^@@\n", diff, flags=re.M):
+        lines = part.splitlines(keepends=True)
+        before = "".join(line[1:] for line in lines if line[0] != "+")
+        after = "".join(line[1:] for line in lines if line[0] != "-")
+        assert script.count(before) == 1, before
+        script = script.replace(before, after)
+    return script
+
+
+def changed(diff: str) -> tuple[list[str], list[str]]:
+    """The lines that a diff takes out and puts in, without empty ones."""
+    out = [[line[1:].strip() for line in diff.splitlines() if line[0] == sign] for sign in "-+"]
+    return tuple([line for line in lines if line] for lines in out)  # pyright: ignore[reportReturnType]
