@@ -194,7 +194,9 @@ def refused(folder: Path) -> dict[str, Any]:
     for kind in (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.NO):
         raw.state.distributed_type, kept = kind, raw.state.distributed_type
         raw.state.fsdp_plugin = SimpleNamespace(fsdp_version=1)
-        told["one process" if kind == DistributedType.NO else kind.value] = text_of(lambda: attach(raw, wrapped, prepared, "topk"))
+        told["one process" if kind == DistributedType.NO else kind.value] = text_of(
+            lambda: attach(raw, wrapped, prepared, "topk")
+        )
         raw.state.distributed_type = kept
     return told
 
@@ -266,7 +268,17 @@ def sharded(folder: Path) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     each.__name__: each
-    for each in (same_as_ddp, resumed_local, resumed_topk, logged, collectives, refused, told_later, dispatched, sharded)
+    for each in (
+        same_as_ddp,
+        resumed_local,
+        resumed_topk,
+        logged,
+        collectives,
+        refused,
+        told_later,
+        dispatched,
+        sharded,
+    )
 }
 
 if __name__ == "__main__":
