@@ -6,4 +6,5 @@ So all that registers itself is imported before, as users import it; else there 
 import gossamer.bench.workloads  # pyright: ignore[reportUnusedImport]
 import gossamer.recipes  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
-collect_ignore = ["gossamer/trainers/accelerate.py"]  # it imports what warns, and slowly
+# Adapters import frameworks that warn, and slowly; tests/trainers runs them in processes of their own.
+collect_ignore = [f"gossamer/trainers/{name}.py" for name in ("accelerate", "fabric", "hf", "lightning")]

@@ -65,7 +65,7 @@ def test_every_public_name_exists_and_torch_is_not_loaded_before_one_is_used() -
 
 WITHOUT_EXTRAS = """
 import importlib, pkgutil, sys
-for extra in ("typer", "rich", "jinja2", "resvg_py", "sacrebleu", "accelerate", "transformers"):
+for extra in ("typer", "rich", "jinja2", "resvg_py", "sacrebleu", "accelerate", "transformers", "lightning"):
     sys.modules[extra] = None  # as if it were not installed
 import gossamer
 library = [m.name for m in pkgutil.iter_modules(gossamer.__path__, "gossamer.") if m.name not in TOOL]
@@ -213,6 +213,7 @@ def test_private_doors_are_in_one_file_each() -> None:
         "fabrics/liveness/store.py",  # the store in which ranks meet
         "fabrics/torch/gloo.py",  # gloo's own group, without a copy
         "integrations/ddp.py",  # what DDP passes to a hook
+        "integrations/fsdp.py",  # the hop between replicas of a model that FSDP2 shards
         "integrations/checks/introspection.py",  # all that is guessed about other people's loops
     }
 

@@ -1,7 +1,10 @@
 """Sharded models of all sorts train as dense ones do; what cannot be trained is refused on all ranks, with the way out."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,9 +74,11 @@ def over_shards(rank: int, size: int, kind: str, shards: int) -> Tensor:
 
 
 def trained(model: nn.Module, replica: int) -> Tensor:
+    optimizer = sgd(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch's compiler
-        optimizer = sgd(model)
+        with torch.no_grad():
+            model(batch(0, 0)[0])  # FSDP2 then holds the root's parameters gathered
         with gossamer.attach(model, optimizer, "allreduce", seed=SEED, deadline=60.0) as comm:
             for step in range(1, STEPS + 1):
                 optimizer.zero_grad()
@@ -380,3 +385,15 @@ def starts(rank: int, size: int) -> bool:
 
 def test_replicas_start_from_the_first_ones_model_and_optimizer(gang4: Gang) -> None:
     assert gang4.run(starts) == [True] * 4
+
+
+@pytest.mark.parametrize("recipe", ["topk", "scatter(qsgd()) + local_sgd(8)"])
+def test_the_example_runs(recipe: str) -> None:
+    script = Path(__file__).parents[2] / "examples" / "hsdp.py"
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    done = subprocess.run(
+        [*start, "--steps", "12", "--recipe", recipe], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{recipe}: loss " in done.stdout
+    assert "times fewer than dense" in done.stdout

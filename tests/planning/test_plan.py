@@ -19,6 +19,7 @@ from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import LINE_UP, TrainingPlan, line_up, plan, prepare
 from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork, Work, on_a_line
 from gossamer.recipes import presets
@@ -320,3 +321,26 @@ def test_a_recipe_that_does_not_fit_is_a_row_with_its_reason() -> None:
 def test_a_plan_is_a_value_of_the_library() -> None:
     assert isinstance(plan(SMALL, FOUR, ["qsgd"], work=NoWork(), curves=False), TrainingPlan)
     assert issubclass(CostError, gossamer.GossamerError)
+
+
+# -- more hosts -----------------------------------------------------------------------------------------------------------------
+
+
+def test_more_hosts_are_planned_as_each_of_them_alone() -> None:
+    def planned(there: Cluster) -> TrainingPlan:
+        return plan(SMALL, there, ["qsgd", "topk", "backup", "scatter(topk())"], work=NoWork(), curves=False)
+
+    found = scaling(FOUR, [2, 4], planned)
+    for count in (2, 4):
+        there = replace(FOUR, hosts=(replace(FOUR.hosts[0], count=count),))
+        alone = plan(SMALL, there, ["qsgd", "topk"], work=NoWork(), curves=False)
+        for row in (*alone.baselines, *alone.recipes):
+            assert row.seconds is not None
+            assert found.seconds[row.name][count] == pytest.approx(row.seconds.step)
+    assert found.seconds["backup"].keys() == {4}  # it needs a rank to leave out
+    assert found.refused.keys() == {"backup", "scatter(topk())"}
+    with pytest.raises(CostError, match="one rank alone sends nothing"):
+        scaling(FOUR, [1], planned)
+    unlike = replace(FOUR, hosts=(FOUR.hosts[0], replace(FOUR.hosts[0], speed=0.5)))
+    with pytest.raises(CostError, match="unlike groups of hosts"):
+        scaling(unlike, [4], planned)

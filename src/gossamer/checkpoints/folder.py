@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.checkpoints.chunks import Box, Chunk, Piece, assemble, everything, overlaps, planner
 from gossamer.core.errors import CheckpointError, plainly
+from gossamer.core.verbs import Program
 
 Facts = dict[str, Any]
-Tell = Callable[[Facts], list[Facts]]  # sends this rank's facts; returns those of all ranks, in rank order
+Tell = Callable[[Facts], Program[list[Facts]]]  # sends this rank's facts; returns those of all ranks, in rank order
 Entries = Mapping[str, Mapping[str, Any]]  # tensors and plain values, by section and name
 
 # Classes in DCP's metadata, in any module of torch. Dtypes such as torch.float32 are allowed as well.
@@ -91,10 +93,14 @@ class Folder:
                 f"{path} is not a finished distributed checkpoint: it has no .metadata, which is written last"
             )
         self._places = dict[str, list[_Record]]()
+        self._chunks = dict[str, list[Any]]()  # where each of an entry's chunks begins
         try:
             metadata = _Metadata(io.BytesIO(table.read_bytes())).load()
             for index, place in metadata.field("storage_data").items():
-                self._places.setdefault(str(index.field("fqn")), []).append(place)
+                name = str(index.field("fqn"))
+                self._places.setdefault(name, []).append(place)
+                self._chunks.setdefault(name, []).append(index.fields.get("offset"))
+            self._about = dict(metadata.field("state_dict_metadata"))
         except Exception as error:
             raise CheckpointError(f"{table} cannot be read: {_why(error)}") from None
 
@@ -107,9 +113,56 @@ class Folder:
     def read(self, name: str) -> Any:
         """Read one entry into CPU memory."""
         if len(self._places[name]) > 1:
-            raise CheckpointError(f"{self.path}: {name!r} is stored in several pieces; gossamer stores entries whole")
+            return self.part(name, everything(self.shape(name)))
+        return self._read(name, self._places[name][0])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
         try:
-            with io.BytesIO(self._bytes(self._places[name][0])) as file:
+            return tuple(int(n) for n in self._about[name].field("size"))
+        except (KeyError, ValueError, TypeError, AttributeError):
+            raise CheckpointError(f"{self.path} is damaged: {name!r} is not described as a tensor") from None
+
+    def part(self, name: str, box: Box, check: Callable[[Tensor], None] = lambda _: None) -> Tensor:
+        """Read a part of a tensor from the chunks that hold it; `check` raises an error if a chunk is not what was saved."""
+        try:
+            return self._part(name, box, check)
+        except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise CheckpointError(f"{self.path} is damaged: {name!r} cannot be read: {plainly(error)}") from None
+
+    def _part(self, name: str, box: Box, check: Callable[[Tensor], None]) -> Tensor:
+        pieces = list[Piece]()
+        for offsets, place in zip(self._chunks[name], self._places[name], strict=True):
+            offsets = (0,) * len(box.whole) if offsets is None else offsets
+            sizes = self._sizes(name, offsets)
+            if len(offsets) != len(box.whole) or not (overlaps(offsets, sizes, box) or len(self._places[name]) == 1):
+                continue
+            data = self._read(name, place)
+            if not isinstance(data, Tensor) or tuple(data.shape) != sizes:
+                raise CheckpointError(f"{self.path} is damaged: a part of {name!r} is not what its table says")
+            check(data)
+            pieces.append(Piece(offsets, data))
+        if not all(box.sizes) and not pieces:  # an empty part of what others hold
+            pieces.append(Piece(box.offsets, self._nothing(name, box)))
+        found = assemble(pieces, box)
+        if found is None:
+            raise CheckpointError(f"{self.path} is damaged: parts of {name!r} are missing")
+        return found
+
+    def _nothing(self, name: str, box: Box) -> Tensor:
+        like = self._read(name, self._places[name][0])
+        return torch.empty(box.sizes, dtype=like.dtype, device="cpu")
+
+    def _sizes(self, name: str, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the chunk that begins there."""
+        for chunk in self._about[name].field("chunks"):
+            if tuple(chunk.field("offsets")) == tuple(offsets):
+                return tuple(chunk.field("sizes"))
+        raise CheckpointError(f"{self.path} is damaged: it does not describe a part of {name!r}")
+
+    def _read(self, name: str, place: "_Record") -> Any:
+        try:
+            with io.BytesIO(self._bytes(place)) as file:
                 return _load(file, "cpu")
         except Exception as error:
             raise CheckpointError(f"{self.path}: {name!r} cannot be read: {_why(error)}") from None
@@ -141,6 +194,10 @@ class _Record:
         return self.fields[name]
 
 
+class _Numbers(tuple[Any, ...]):
+    """In place of torch.Size."""
+
+
 class _Metadata(pickle._Unpickler):
     """Unpickles DCP's metadata without running any class or function that it names.
 
@@ -148,32 +205,32 @@ class _Metadata(pickle._Unpickler):
     uses the unpickler written in Python, since a few bytes can make the one in C allocate all memory.
     """
 
-    def find_class(self, module: str, name: str) -> type[_Record]:
+    def find_class(self, module: str, name: str) -> type[Any]:
         number = module == "torch" and isinstance(vars(torch).get(name), torch.dtype)
         if module.split(".", maxsplit=1)[0] not in ("torch", "pathlib") or not (number or name in KNOWN):
             raise ValueError(f"it names {module}.{name}, which no checkpoint contains; none of its code was run")
-        return type(name, (_Record,), {})
+        return _Numbers if name == "Size" else type(name, (_Record,), {})
 
 
 # -- writing -------------------------------------------------------------------------------------------------------------
 
 
-def write(path: str | Path, entries: Entries, rank: int, tell: Tell) -> None:
+def write(path: str | Path, entries: Entries, rank: int, tell: Tell) -> Program[None]:
     """Write every entry once, then the table of all entries: a folder without the table is no checkpoint."""
     job = _Job(path, entries, rank)
-    described = _on_all(job.begin, path, tell)
-    wrote = _on_all(partial(job.write, described), path, tell)
-    _on_all(partial(job.end, wrote), path, tell)
+    described = yield from _on_all(job.begin, path, tell)
+    wrote = yield from _on_all(partial(job.write, described), path, tell)
+    yield from _on_all(partial(job.end, wrote), path, tell)
 
 
-def _on_all(do: Callable[[], Facts], path: str | Path, tell: Tell) -> list[Facts]:
+def _on_all(do: Callable[[], Facts], path: str | Path, tell: Tell) -> Program[list[Facts]]:
     """Run `do` on all ranks and return all results; if it fails on one rank, raise an error on all ranks."""
     done, failure = Facts(), None
     try:
         done = do()
     except Exception as error:
         failure = error
-    everyone = tell({"problem": "" if failure is None else plainly(failure), "done": done})
+    everyone = yield from tell({"problem": "" if failure is None else plainly(failure), "done": done})
     for rank, reply in enumerate(everyone):
         if reply["problem"]:
             raise CheckpointError(
@@ -187,11 +244,10 @@ class _Job:
 
     def __init__(self, path: str | Path, entries: Entries, rank: int) -> None:
         # Imported here, since it takes half a second, and every command would wait for it.
-        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-        self._entries, self._rank, self._made = entries, rank, DefaultSavePlanner
-        self._planner, self._writer = DefaultSavePlanner(), FileSystemWriter(path)
+        self._entries, self._rank = entries, rank
+        self._planner, self._writer = planner(), FileSystemWriter(path)
         self._plans = list[Any]()
         self._table: Any = None
 
@@ -221,20 +277,24 @@ class _Job:
 
     def _plan(self, looks: Facts, rank: int) -> Any:
         """Return DCP's local plan of a rank, from the types and shapes of its entries."""
-        planner = self._made()
         alike = {section: {n: _alike(look) for n, look in held.items()} for section, held in looks.items()}
-        planner.set_up_planner(alike, is_coordinator=rank == 0)
-        return planner.create_local_plan()
+        theirs = planner()
+        theirs.set_up_planner(alike, is_coordinator=rank == 0)
+        return theirs.create_local_plan()
 
 
 def _look(value: Any) -> list[Any] | None:
-    """Return a tensor's dtype and shape; None for any other value."""
-    return [str(value.dtype).removeprefix("torch."), list(value.shape)] if isinstance(value, Tensor) else None
+    """Return a tensor's dtype and shape, and where a chunk lies; None for any other value."""
+    data, box = (value.data, map(list, value.box)) if isinstance(value, Chunk) else (value, ())
+    return [str(data.dtype).removeprefix("torch."), list(data.shape), *box] if isinstance(data, Tensor) else None
 
 
 def _alike(look: list[Any] | None) -> Any:
-    """Return a tensor of this dtype and shape on the meta device; None for any other value."""
-    return None if look is None else torch.empty(look[1], dtype=getattr(torch, look[0]), device="meta")
+    """Return a tensor of this dtype and shape on the meta device, or a chunk of it; None for any other value."""
+    if look is None:
+        return None
+    data = torch.empty(look[1], dtype=getattr(torch, look[0]), device="meta")
+    return Chunk(data, Box(*map(tuple, look[2:]))) if len(look) > 2 else data
 
 
 def _write_results(plan: Any, places: Facts) -> list[Any]:

@@ -193,7 +193,9 @@ def _under(saved: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
 
 
 def parameters(worker: Worker) -> dict[str, str]:
-    return {n: f"{str(param.dtype).removeprefix('torch.')} {list(param.shape)}" for n, param in worker.params.items()}
+    return {
+        n: f"{str(param.dtype).removeprefix('torch.')} {list(param.whole_shape)}" for n, param in worker.params.items()
+    }
 
 
 def cut(buckets: Sequence[BucketState]) -> list[list[str]]:

@@ -4,11 +4,12 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gossamer.checkpoints.chunks import Box, everything
 from gossamer.checkpoints.folder import Folder
 from gossamer.core.errors import CheckpointError
 
@@ -57,37 +58,67 @@ def digest(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} {blake2b(raw.numpy().data, digest_size=16).hexdigest()}"
 
 
+class ReadingRank(NamedTuple):
+    """For which rank a checkpoint is read."""
+
+    rank: int
+    ranks: int  # replicas, of which each may be several ranks
+    shard: int
+    shards: int
+
+
 class Saved:
-    """Reads model, optimizer and extra from a checkpoint, for one rank of the current world size."""
+    """Reads model, optimizer and extra from a checkpoint, for one rank of the current numbers of ranks and shards.
 
-    def __init__(self, folder: Folder, size: int, rank: int, ranks: int) -> None:
-        if f"own.rank{size - 1}/contents" not in folder:
+    `box_for` says which part of a tensor of this name and shape is wanted; None means all of it.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        size: int,
+        shards: int,
+        reader: ReadingRank,
+        box_for: Callable[[str, tuple[int, ...]], Box | None],
+    ) -> None:
+        self._folder, self._shards, self._box_for = folder, shards, box_for
+        self._moved = size != reader.ranks
+        self._ranks = list(range(size)) if self._moved else [reader.rank]
+        self._shard = reader.shard if shards == reader.shards else 0
+        if self._by_shard(size - 1, shards - 1, "contents") not in folder:
             raise CheckpointError(f"{folder.path} is damaged: it does not hold the entries of all {size} ranks")
-        self._folder, self._moved = folder, size != ranks
-        self._ranks = list(range(size)) if self._moved else [rank]
-        self._sums = {rank: self._contents(rank) for rank in self._ranks}
+        self._sums = {rank: [self._contents(rank, shard) for shard in range(shards)] for rank in {0, *self._ranks}}
 
-    def tree(self) -> dict[str, Any]:
-        """Return the saved tree, with its tensors."""
-        with io.BytesIO(self._tensor("frame").numpy().tobytes()) as file:
-            return fill(torch.load(file, weights_only=True), self._tensor)
+    def frame(self) -> Any:
+        """Return the saved tree, with names in place of its tensors."""
+        with io.BytesIO(self.tensor("frame").numpy().tobytes()) as file:
+            return torch.load(file, weights_only=True)
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Tensor:
+        """Return the wanted part of a tensor."""
         first = self._ranks[0]
-        if f"own.rank{first}/{name}" not in self._folder:
-            home = f"model.{name.removeprefix('model/')}" if name.startswith("model/") else f"own.equal/{name}"
-            return self._checked(home, first, name)
-        if self._moved and name.startswith("model/"):
-            inner = name.removeprefix("model/")
+        inner = name.removeprefix("model/")
+        if self._own(first, name) is None:
+            return self._checked(f"own.equal/{name}" if inner == name else f"model.{inner}", first, name)
+        if self._moved and inner != name:
             return self._checked(f"model.{inner}", 0, f"consensus/{inner}")
         if self._moved and name.startswith("optimizer/"):
-            held = [self._checked(f"own.rank{r}/{name}", r, name) for r in self._ranks if name in self._sums[r]]
+            own = {rank: self._own(rank, name) for rank in self._ranks}
+            held = [self._checked(home, rank, name) for rank, home in own.items() if home is not None]
             return mean_of_ranks(held, len(self._ranks))
-        return self._checked(f"own.rank{first}/{name}", first, name)
+        return self._checked(self._own(first, name) or "", first, name)
 
-    def _contents(self, rank: int) -> dict[str, str]:
+    def _by_shard(self, rank: int, shard: int, name: str) -> str:
+        return f"own.rank{rank}/{name}" if self._shards == 1 else f"own.replica{rank}/shard{shard}/{name}"
+
+    def _own(self, rank: int, name: str) -> str | None:
+        """Where a rank's own entry is; None if it is stored once for all ranks."""
+        places = (f"own.replica{rank}/{name}", self._by_shard(rank, self._shard, name))
+        return next((place for place in places if place in self._folder), None)
+
+    def _contents(self, rank: int, shard: int) -> dict[str, str]:
         try:
-            sums = json.loads(self._folder.read(f"own.rank{rank}/contents"))
+            sums = json.loads(self._folder.read(self._by_shard(rank, shard, "contents")))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{self._folder.path} is damaged: rank {rank}'s contents: {error}") from None
         return sums
@@ -95,7 +126,11 @@ class Saved:
     def _checked(self, home: str, rank: int, name: str) -> Tensor:
         if home not in self._folder:
             raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is missing")
-        tensor = self._folder.read(home)
-        if not isinstance(tensor, Tensor) or digest(tensor) != self._sums[rank].get(name):
-            raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is not what rank {rank} saved")
-        return tensor
+        sums = {table.get(name) for table in self._sums[rank]}
+
+        def check(tensor: Tensor) -> None:
+            if digest(tensor) not in sums:
+                raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is not what rank {rank} saved")
+
+        shape = self._folder.shape(home)
+        return self._folder.part(home, self._box_for(name, shape) or everything(shape), check)

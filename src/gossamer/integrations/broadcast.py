@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import accumulate
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.checkpoints.tree import digest
+from gossamer.core.verbs import Program, all_gather, all_reduce
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.held_model import parts_of
 from gossamer.runtime import Worker, is_sharded, local_part
@@ -19,9 +21,10 @@ BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the
 
 
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
-    """Copy rank 0's model and optimizer state to all ranks."""
+    """Copy rank 0's model and optimizer state to all ranks. Frozen parameters are sent only where they differ."""
     device = worker.device
-    yield from broadcast([*parts_of(model).values()], worker.rank, device)
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    yield from make_model_equal(model, worker, compared=frozen)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
     mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
     everyone = yield from tell(mine, device)
@@ -32,6 +35,24 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
         for parameter, entries in zip(_parameters(optimizer), described, strict=True):
             tensors += _adopt(optimizer, parameter, entries)
     yield from broadcast(tensors, worker.rank, device)
+
+
+def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) -> Program[None]:
+    """Copy rank 0's parameters and buffers to all ranks; those named in `compared` only if a hash differs on some rank."""
+    parts = parts_of(model)
+    if compared:
+        hashes = torch.tensor([_hash(parts[name]) for name in compared], dtype=torch.int64)
+        answers = yield from all_gather(hashes.to(worker.device).view(torch.uint8))
+        rows = [answer.clone().view(torch.int64).tolist() for answer in answers]
+        for name, *found in zip(compared, *rows, strict=True):
+            if len(set(found)) == 1:
+                del parts[name]
+    yield from broadcast([*parts.values()], worker.rank, worker.device)
+
+
+def _hash(tensor: Tensor) -> int:
+    """A hash of 56 bits, so that it is a positive int64."""
+    return int.from_bytes(blake2b(digest(tensor).encode(), digest_size=7).digest())
 
 
 def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:

@@ -1,25 +1,30 @@
 """Checkpoints: save a run in one folder for all ranks (format of `torch.distributed.checkpoint`), or one file per rank."""
 
 import json
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from gossamer.checkpoints import sharded, state
+from gossamer.checkpoints.chunks import Box, Chunk, box_of, is_cut
 from gossamer.checkpoints.folder import Folder, read, write
 from gossamer.checkpoints.manifest import cut
-from gossamer.checkpoints.tree import Saved, clear, digest, pack
+from gossamer.checkpoints.tree import ReadingRank, Saved, clear, digest, fill, pack
 from gossamer.core.errors import CheckpointError, PeerError, plainly
 from gossamer.core.schedule import TrainsElsewhere
+from gossamer.core.verbs import Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
-from gossamer.runtime import Worker
+from gossamer.integrations.held_model import parts_of_parameters
+from gossamer.integrations.saving import LABEL, LANE, Saving, begin, unfinished, written
+from gossamer.runtime import Worker, is_sharded, local_part
+from gossamer.runtime.params import whole_of
 
-__all__ = ["load", "read", "save"]
+__all__ = ["Saving", "load", "read", "save"]
 
 LIMIT = 2**30  # bytes of a rank's list of tensors
 
@@ -33,11 +38,14 @@ class Attached(Protocol):
     def load_state_dict(self, saved: Any) -> None: ...
 
 
-def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> Saving:
     """Save model, optimizer, communicator and `extra` into a new folder; call it on all ranks, between steps.
 
     Entries that are equal on all ranks are stored once; entries that differ (under local and gossip recipes) are stored per
     rank, so that `load` continues exactly. The entry `model` is the consensus: use it to evaluate or to publish.
+
+    With `wait=False` it returns when all is copied to the host's memory, and a thread writes while training goes on:
+    `saving = gossamer.checkpoint.save(comm, path, wait=False)`. At most one is under way: the next save waits for it.
     """
     if comm.fabric.members is not None:
         raise CheckpointError(
@@ -46,54 +54,135 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         )
     if apart := comm.apart():
         raise CheckpointError(f"checkpoint.save needs all ranks at the same step, and {apart}")
-    with comm.fabric.during("checkpoint.save", comm.step), _unfinished(path):
-        _save(comm, path, extra)
+    comm.settle_saving()
+    with comm.fabric.during(LABEL, comm.step), unfinished(path):
+        entries = _collect(comm, path, extra)
+        if wait:
+            comm.fabric.run(_write(comm, path, entries, "comm"))
+            return written(path)
+        comm.worker.replica.open_lane(LANE)
+        copies = _in_host_memory(entries)
+        comm.saving = begin(comm.fabric, path, _write(comm, path, copies, LANE), comm.step)
+        return comm.saving
 
 
-def load(comm: Attached, path: str | Path, key: str = "comm") -> dict[str, Any]:
+def load(comm: Attached, path: str | Path, key: str = "comm", *, strict: bool = False) -> dict[str, Any]:
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
     Attach first. All ranks call it together; if it fails on one rank it fails on all. With another number of ranks, all
-    start from the consensus and the mean of the optimizer states. From a folder that
+    start from the consensus and the mean of the optimizer states. A model that FSDP2 shards is cut into this run's shards,
+    from any number of shards; what is not kept by element (the factors of `powersgd`) begins anew then, with a warning, or
+    is an error with `strict=True`. From a folder that
     `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
     checkpoint is ever run.
     """
+    if isinstance(comm, Communicator):
+        comm.settle_saving()
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
-        return _load(comm, path, key)
+        return _load(comm, path, key, strict)
 
 
 # -- saving --------------------------------------------------------------------------------------------------------
 
 
-def _save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> None:
-    state = comm.state_dict()  # first, for it may end a step
+def _collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """Return the entries that this rank writes, by section."""
+    kept = comm.state_dict()  # first, for it may end a step
+    parts_of_parameters(comm.model)  # FSDP2 shards the parameters again, if a forward pass has gathered them
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
-    sums = {name: digest(t) for name, t in tensors.items()}
+    sums = {name: digest(local_part(t)) for name, t in tensors.items()}
     everyone = _gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
-    equal = {name for name in sums if all(other["sums"].get(name) == sums[name] for other in everyone)}
+    equal = _equal(tensors, [answer["sums"] for answer in everyone], comm.worker.replica.size)
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
     model = _consensus(
         comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
     )
-    own: dict[str, Any] = {f"rank{comm.rank}/{name}": t for name, t in tensors.items() if name not in equal}
     if comm.rank == 0:
-        own |= {f"equal/{name}": tensors[name] for name in equal if not name.startswith("model/")}
-        sums |= {f"consensus/{name}": digest(t) for name, t in model.items()}
-    own[f"rank{comm.rank}/contents"] = json.dumps(sums)
-    entries = {"comm": state, "own": own} | ({"model": model} if comm.rank == 0 else {})
-    write(path, entries, comm.rank, partial(_gathered, comm))
+        sums |= {f"consensus/{name}": digest(local_part(t)) for name, t in model.items()}
+    replica = comm.worker.replica
+    own = dict[str, Any]()
+    for name, t in tensors.items():
+        if name not in equal:
+            own |= {_place(comm, t) + name: _stored(t, comm)}
+        elif _writes_for_all(comm, t) and not name.startswith("model/"):
+            own |= {f"equal/{name}": _stored(t, comm)}
+    own[_by_shard(comm) + "contents"] = json.dumps(sums)
+    public = {name: _stored(t, comm) for name, t in model.items() if _writes_for_all(comm, t)}
+    kept = kept if replica.size == 1 else sharded.entries(kept, comm.worker)
+    return {"comm": kept, "own": own} | ({"model": public} if public else {})
+
+
+def _equal(tensors: Mapping[str, Tensor], sums: list[dict[str, str]], shards: int) -> set[str]:
+    """The names of tensors that are equal on all ranks; those that are cut, on all ranks with the same shard."""
+    groups = [sums[shard::shards] for shard in range(shards)]
+    return {
+        name
+        for name, t in tensors.items()
+        if all(len({one.get(name) for one in group}) == 1 for group in (groups if is_cut(t) else [sums]))
+    }
+
+
+def _stored(tensor: Tensor, comm: Communicator) -> Any:
+    """A tensor as it is written: a chunk where other ranks of the replica write the rest of it."""
+    whole = comm.worker.replica.size == 1 or not is_cut(tensor)
+    return local_part(tensor) if whole else Chunk(local_part(tensor), box_of(tensor))
+
+
+def _writes_for_all(comm: Communicator, tensor: Tensor) -> bool:
+    """True if this rank writes what is equal on all ranks: its part of it, where it is cut."""
+    return comm.rank == 0 and (comm.worker.replica.index == 0 or is_cut(tensor))
+
+
+def _place(comm: Communicator, tensor: Tensor) -> str:
+    """Where a replica's own tensor is written."""
+    return f"replica{comm.rank}/" if comm.worker.replica.size > 1 and is_cut(tensor) else _by_shard(comm)
+
+
+def _by_shard(comm: Communicator) -> str:
+    """Where a rank's own values are written."""
+    replica = comm.worker.replica
+    return f"rank{comm.rank}/" if replica.size == 1 else f"replica{comm.rank}/shard{replica.index}/"
+
+
+def _in_host_memory(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Copy all tensors of the model and the optimizers, which training changes; the communicator's are copies already."""
+    return {
+        section: held if section == "comm" else {name: _copied(value) for name, value in held.items()}
+        for section, held in entries.items()
+    }
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Chunk):
+        return Chunk(_copied(value.data), value.box)
+    return value.to("cpu", copy=True) if isinstance(value, Tensor) else value
+
+
+def _write(comm: Communicator, path: str | Path, entries: dict[str, dict[str, Any]], lane: str) -> Program[None]:
+    replica = comm.worker.replica
+    number = comm.rank * replica.size + replica.index
+    return write(path, entries, number, partial(_told, comm, lane=lane, step=comm.step))
 
 
 def _gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the facts of all ranks, in rank order."""
-    if comm.fabric.size == 1:
-        return [facts]
-    return comm.fabric.run(tell(facts, comm.worker.device, LIMIT))
+    """Return the facts of all ranks: replica by replica, and in each shard by shard."""
+    return comm.fabric.run(_told(comm, facts, "comm", comm.worker.step - 1))
+
+
+def _told(comm: Attached, facts: dict[str, Any], lane: str, step: int) -> Program[list[dict[str, Any]]]:
+    replica = comm.worker.replica
+    try:
+        same_shard = [facts] if comm.fabric.size == 1 else (yield from tell(facts, comm.worker.device, LIMIT))
+    except PeerError:
+        replica.close()  # other shards wait for this one, which cannot answer any more
+        raise
+    by_shard = replica.told(same_shard, LABEL, step, lane)
+    return [shard[rank] for rank in range(comm.fabric.size) for shard in by_shard]
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
@@ -117,35 +206,65 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
         return {name: equal[name] if name in equal else agreed[name].detach().clone() for name in own}
 
 
-@contextmanager
-def _unfinished(path: str | Path) -> Generator[None]:
-    """Add to a PeerError what is left on disk."""
-    try:
-        yield
-    except PeerError as error:
-        there = f"{path} may be unfinished, and checkpoint.load would refuse it: load the checkpoint before it."
-        raise PeerError(f"{error} {there}") from error.__cause__
-
-
 # -- loading -------------------------------------------------------------------------------------------------------
 
 
-def _load(comm: Attached, path: str | Path, key: str) -> dict[str, Any]:
-    state, tree = dict[str, Any](), dict[str, Any]()
+def _load(comm: Attached, path: str | Path, key: str, strict: bool) -> dict[str, Any]:
+    found, tree = list[dict[str, Any]](), dict[str, Any]()
 
     def look() -> None:
-        nonlocal state, tree
+        nonlocal found, tree
         folder = Folder(path)
-        state = _communicator(folder, f"{key}.", comm)
-        if isinstance(comm, Communicator) and "own.rank0/contents" in folder:
-            tree = Saved(folder, int(state["size"]), comm.rank, comm.size).tree()
+        found = _communicator(folder, f"{key}.", comm, strict)
+        if comm.worker.replica.size > 1:  # shards agree before any of them changes
+            state.prepare(comm.worker, found)
+        shards = sharded.shards_of(folder, f"{key}.")
+        first = "own.rank0/contents" if shards == 1 else "own.replica0/shard0/contents"
+        if isinstance(comm, Communicator) and first in folder:
+            tree = _tree(folder, int(found[0]["size"]), shards, comm)
             _check_model(comm.model, tree["model"])
 
     _together(comm, look)
-    _together(comm, lambda: comm.load_state_dict(state))
+    _together(comm, lambda: comm.load_state_dict(found))
     if isinstance(comm, Communicator) and tree:
         _put(comm, tree)
     return tree.get("extra", {})
+
+
+def _tree(folder: Folder, size: int, shards: int, comm: Communicator) -> dict[str, Any]:
+    """Read model, optimizers and extra; what this run shards is cut as it is now."""
+    replica, cut_like = comm.worker.replica, _CutLike(comm)
+    saved = Saved(folder, size, shards, ReadingRank(comm.rank, comm.size, replica.index, replica.size), cut_like.box)
+    return fill(saved.frame(), lambda name: cut_like.whole(name, saved.tensor(name)))
+
+
+class _CutLike:
+    """Which tensors of a checkpoint this run shards, and how: as its own model, and the optimizer's state as its parameter."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._model = comm.model.state_dict()
+        self._params = [[p for group in o.param_groups for p in group["params"]] for o in comm.optimizers]
+        self._found = dict[str, Tensor]()
+
+    def box(self, name: str, shape: tuple[int, ...]) -> Box | None:
+        like = self._like(name)
+        if not isinstance(like, Tensor) or not is_sharded(like) or tuple(like.shape) != shape:
+            return None
+        self._found[name] = like
+        return box_of(like)
+
+    def whole(self, name: str, part: Tensor) -> Tensor:
+        like = self._found.get(name)
+        return part if like is None else whole_of(part.to(like.device), like)
+
+    def _like(self, name: str) -> Any:
+        if name.startswith("model/"):
+            return self._model.get(name.removeprefix("model/"))
+        named = name.split("/")
+        if named[0] != "optimizer" or len(named) != 5 or named[2] != "state":
+            return None
+        params = self._params[int(named[1])] if int(named[1]) < len(self._params) else []
+        return params[int(named[3])] if int(named[3]) < len(params) else None
 
 
 def _together(comm: Attached, do: Callable[[], None]) -> None:
@@ -160,7 +279,7 @@ def _together(comm: Attached, do: Callable[[], None]) -> None:
             raise CheckpointError(problem or f"rank {rank}: {reply['problem']}")
 
 
-def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]:
+def _communicator(folder: Folder, prefix: str, comm: Attached, strict: bool) -> list[dict[str, Any]]:
     """Read the communicator's entries, and only those that this rank needs."""
     names = [n for n in folder if n.startswith(prefix)]
     if not names:
@@ -173,10 +292,14 @@ def _communicator(folder: Folder, prefix: str, comm: Attached) -> dict[str, Any]
         )
     cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.buckets))
     in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
-    if size == comm.fabric.size and (cut_alike or not in_shards):  # entries of other ranks are not needed
+    shards = sharded.shards_of(folder, prefix)
+    alone = size == comm.fabric.size and (cut_alike or not in_shards) and shards == comm.worker.replica.size
+    if shards > 1 or comm.worker.replica.size > 1:
+        return sharded.read(folder, prefix, comm.worker, [comm.fabric.rank] if alone else range(size), strict)
+    if alone:  # entries of other ranks are not needed
         others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
         names = [n for n in names if not n.startswith(others)]
-    return {n.removeprefix(prefix): folder.read(n) for n in names}
+    return [{n.removeprefix(prefix): folder.read(n) for n in names}]
 
 
 def _check_model(model: nn.Module, then: Mapping[str, Any]) -> None:

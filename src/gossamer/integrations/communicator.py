@@ -15,6 +15,7 @@ from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.metrics import Told
+from gossamer.integrations.saving import Saving
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
@@ -41,6 +42,7 @@ class Communicator:
         self._shares = list[int]()  # samples per rank, as last planned
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
+        self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
 
@@ -381,16 +383,33 @@ class Communicator:
         self._backward.rebuild()
         self._meter.restart()
 
+    def settle_saving(self) -> None:
+        """Wait for a checkpoint that is being written; raise its error where `wait()` has not raised it before."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.settle()
+
     def detach(self) -> None:
-        """Remove all hooks and end the comm threads; the model can train on without gossamer."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        attached.discard(self.model)
-        self.fabric.close()
+        """Remove all hooks and end the comm threads; the model can train on without gossamer.
+
+        A checkpoint that is being written is waited for; its error is raised when all else is done.
+        """
+        try:
+            self.settle_saving()
+        finally:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            attached.discard(self.model)
+            self.fabric.close()
 
     def __enter__(self) -> "Communicator":
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.detach()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.detach()
+        except GossamerError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Besides, a checkpoint was not saved: {failure}")

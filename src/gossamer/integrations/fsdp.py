@@ -23,9 +23,10 @@ from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.groups import Given
 from gossamer.integrations.groups import group_of as process_group_of
-from gossamer.integrations.shard_group import ShardGroup
+from gossamer.integrations.held_model import cut_again
+from gossamer.integrations.shard_group import ShardGroup, over_gloo
 from gossamer.recipe import Recipe
-from gossamer.runtime import Replica, WholeReplica, is_sharded
+from gossamer.runtime import ReplicaRanks, WholeReplica, is_sharded
 from gossamer.updates.onebit_lamb_update import OneBitLambUpdate
 
 _HERE = "torch.distributed.fsdp._fully_shard."
@@ -39,7 +40,7 @@ introspection.not_nested.add(private_name(_group, "RegisterPostBackwardFunction"
 
 OLDEST = (2, 13)  # the first torch whose FSDP2 trains on processors
 ONE_REPLICA = (
-    "this model is sharded over all its ranks, so there are no replicas to average between: shard it over a part of them, with a "
+    "FSDP2 shards this model over all its ranks, so there are no replicas to average between: shard it over a part of them, with a "
     "mesh of two dimensions, init_device_mesh(device, (replicas, shards), mesh_dim_names=('replicate', 'shard')), or give attach "
     "the process group of the ranks that hold the same shard"
 )
@@ -50,8 +51,9 @@ class ShardedModel:
     """A model that FSDP2 shards over the ranks of a replica."""
 
     def __init__(self, model: nn.Module) -> None:
+        cut_again(model)
         self._model = model
-        self.replica: Replica = WholeReplica()
+        self.replica: ReplicaRanks = WholeReplica()
         self._groups = [*_groups_of(model)]
         if not self._groups:
             raise AttachError(
@@ -69,6 +71,9 @@ class ShardedModel:
         """The replicate dimension of the mesh, or the group that was given, where the mesh has only the shards."""
         native = self._native()
         found = process_group_of(given) if given is not None else native
+        if native is not None and given is None and self._info.mesh.device_type == "cuda":
+            # FSDP2 uses NCCL inside the replica, from another thread, and two communicators of NCCL must be used in one order.
+            found = over_gloo(native)
         if isinstance(found, dist.ProcessGroup):
             self._refuse_group(found, native)
             return found
@@ -160,7 +165,7 @@ class ShardedModel:
         for group in _groups_of(probe):
             _swap(group, inner)
         with torch.enable_grad():
-            probe(torch.full((1, 1), mine, device=self._info.mesh.device_type)).sum().backward()
+            probe(torch.full((1, 1), mine, device=self._info.mesh.device_type, dtype=torch.float32)).sum().backward()
         found: Any = probe.weight.grad
         if not bool((found.to_local() == mine).all()):
             raise AttachError(
@@ -191,7 +196,7 @@ class ShardedModel:
 class _Probe(nn.Module):
     def __init__(self, rows: int, device: str) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(rows, 1, device=device))
+        self.weight = nn.Parameter(torch.ones(rows, 1, device=device, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight.t()

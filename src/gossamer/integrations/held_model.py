@@ -10,7 +10,7 @@ from gossamer.integrations.checks.introspection import kind_names
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
 from gossamer.recipe import Recipe
-from gossamer.runtime import Replica, WholeReplica, local_part
+from gossamer.runtime import ReplicaRanks, WholeReplica, local_part
 
 FSDP2 = "FSDPModule"
 
@@ -18,7 +18,7 @@ FSDP2 = "FSDPModule"
 class HeldModel(Protocol):
     """What the training loop's hooks ask about a model; `replica` are the ranks that hold it together."""
 
-    replica: Replica
+    replica: ReplicaRanks
 
     def group_of(self, given: Given) -> Given:
         """The ranks that hold the same part, among which gradients are averaged."""
@@ -59,7 +59,7 @@ class WholeModel:
 
     def __init__(self, looped: nn.Module) -> None:
         self._looped = looped
-        self.replica: Replica = WholeReplica()
+        self.replica: ReplicaRanks = WholeReplica()
 
     def group_of(self, given: Given) -> Given:
         return given
@@ -92,16 +92,20 @@ def is_fsdp2(module: nn.Module) -> bool:
     return FSDP2 in kind_names(type(module))
 
 
-def parts_of_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """This rank's part of every parameter.
+def cut_again(model: nn.Module) -> None:
+    """Leave this rank its shards alone, if FSDP2 cuts the model.
 
-    FSDP2 leaves parameters gathered after a forward pass without gradients, and would not see what is written to a shard
-    then: they are cut again first.
+    After a forward pass without gradients FSDP2 keeps parameters gathered, and would not see what is written to a shard.
     """
     for module in model.modules():
         if is_fsdp2(module):
             reshard: Any = module.reshard
             reshard()
+
+
+def parts_of_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """This rank's part of every parameter."""
+    cut_again(model)
     return {name: local_part(p.detach()) for name, p in model.named_parameters()}
 
 

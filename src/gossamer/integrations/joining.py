@@ -19,7 +19,7 @@ from gossamer.integrations.checks.elastic_checks import compare_with_the_first, 
 from gossamer.integrations.groups import Where, host_names
 from gossamer.integrations.handshake import agree, compare, fingerprint
 from gossamer.recipe import Recipe
-from gossamer.runtime import Replica, Together, Worker, params_of
+from gossamer.runtime import ReplicaRanks, Together, Worker, params_of
 
 
 class Plan(NamedTuple):
@@ -61,14 +61,16 @@ def agreed(
 
 
 def make_worker(
-    plan: Plan, fabric: TorchFabric, what: str, model: nn.Module, seed: int, replica: Replica | None = None
+    plan: Plan, fabric: TorchFabric, what: str, model: nn.Module, seed: int, replica: ReplicaRanks | None = None
 ) -> Worker:
     """Make the worker, compile its kernels, compare the set-up of all ranks, and form the groups that it communicates in."""
     held = plan.optimizers
     if not held:  # a recipe that uses learning rates was refused: this one's rate is never read
         held = [torch.optim.SGD(list(plan.params.values()), lr=1.0)]
     joint = held[0] if len(held) == 1 else Together(held)
-    worker = Worker(plan.recipe, params_of(plan.params), joint, fabric.rank, fabric.size, seed, replica)
+    worker = Worker(plan.recipe, params_of(plan.params), joint, fabric.rank, fabric.size, seed)
+    if replica is not None:
+        worker.join_replica(replica)
     worker.ranks.regroup(fabric.present)
     if fabric.size == 1:
         return worker

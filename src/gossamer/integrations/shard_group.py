@@ -15,17 +15,16 @@ from gossamer.integrations.handshake import WORDS, differences, tell
 
 CPU = torch.device("cpu")
 QUESTION = "asking the other shards"
+CHECKPOINT = 2**30  # bytes that ranks tell each other of what they save
 
 
 @final
 class ShardGroup:
-    """A `Replica` over a group of its own: a few numbers at a time, through the hosts' memory."""
+    """A `ReplicaRanks` over a group of its own: a few numbers at a time, through the hosts' memory."""
 
     def __init__(self, ranks: dist.ProcessGroup, deadline: float, patience: Patience) -> None:
-        if backends(ranks).get("cpu") != "gloo":
-            numbers = dist.get_process_group_ranks(ranks)
-            ranks = cast(dist.ProcessGroup, dist.new_group(numbers, backend="gloo", use_local_synchronization=True))
-        self.index, self.asked = ranks.rank(), 0
+        ranks = over_gloo(ranks)
+        self.index, self.size, self.asked = ranks.rank(), ranks.size(), 0
         self._fabric = TorchFabric(ranks, deadline=deadline, patience=patience)
 
     def least(self, values: Sequence[float]) -> list[float]:
@@ -51,6 +50,13 @@ class ShardGroup:
         lines = differences([one["facts"] for one in everyone])
         return PeerError("the shards of a replica are not set up alike:\n  " + "\n  ".join(lines)) if lines else None
 
+    def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
+        return self._fabric.join(self._fabric.start(tell(facts, CPU, CHECKPOINT), label, step, lane))
+
+    def open_lane(self, name: str) -> None:
+        if not self._fabric.has_lane(name):
+            self._fabric.open_lane(name)
+
     def close(self) -> None:
         self._fabric.close()
 
@@ -58,3 +64,11 @@ class ShardGroup:
         self.asked += 1
         own = torch.tensor([*values], dtype=torch.float64)
         return self._fabric.run(all_reduce(own, how), QUESTION, self.asked).tolist()  # pyright: ignore[reportArgumentType]
+
+
+def over_gloo(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same ranks over gloo; only they call it."""
+    if "gloo" in backends(group).values():
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=True))

@@ -237,8 +237,8 @@ class DryRecord(RecordView):
     def aged(self, steps: int) -> None:
         pass
 
-    def finite(self, rank: int | None, fine: bool | Tensor) -> None:
-        pass
+    def finite(self, rank: int | None, fine: bool | Tensor) -> bool | Tensor:
+        return fine
 
     def round_dropped(self) -> None:
         pass

@@ -5,7 +5,7 @@ from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.heterogeneity import Heterogeneity, gradients_of, heterogeneity
 from gossamer.runtime.optimizers import Together
 from gossamer.runtime.params import Param, Plain, Sharded, is_sharded, local_part, params_of
-from gossamer.runtime.replica import Replica, WholeReplica
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 from gossamer.runtime.worker import Worker
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Heterogeneity",
     "Param",
     "Plain",
-    "Replica",
+    "ReplicaRanks",
     "Sharded",
     "Together",
     "WholeReplica",

@@ -13,7 +13,7 @@ from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
 from gossamer.runtime.params import Param, Plain, local_part
-from gossamer.runtime.replica import Replica, WholeReplica
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 
 # Step counters of torch's optimizers: for a scalar parameter they have the shape of a momentum.
 COUNTERS = ("step", "eta", "mu", "mu_product")
@@ -23,9 +23,9 @@ LABEL = "optimizer"
 class OptimizerState:
     """The optimizer's state for our parameters."""
 
-    def __init__(self, params: Mapping[str, Param], optimizer: Optimizing, replica: Replica | None = None) -> None:
+    def __init__(self, params: Mapping[str, Param], optimizer: Optimizing) -> None:
         self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
-        self._replica: Replica = replica or WholeReplica()
+        self.replica: ReplicaRanks = WholeReplica()
 
     def tensors(self) -> list[Tensor]:
         """The momentum buffers, without counters."""
@@ -47,7 +47,7 @@ class OptimizerState:
         """
         held = [*self._states()]
         fine = [all(local_part(t).isfinite().all() for t in s.values() if isinstance(t, Tensor)) for s, _ in held]
-        for (state, group), kept in zip(held, self._replica.least(fine)):
+        for (state, group), kept in zip(held, self.replica.least(fine)):
             if not kept:
                 _begin_anew(state, group)
 

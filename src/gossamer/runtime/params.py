@@ -102,12 +102,7 @@ class Sharded(Param):
             return local_part(tensor)
 
     def hand(self, part: Tensor) -> None:
-        from torch.distributed.tensor import DTensor
-
-        p: Any = self.parameter
-        p.grad = DTensor.from_local(
-            part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        )
+        self.parameter.grad = whole_of(part, self.parameter)
 
     @property
     def extent(self) -> int:
@@ -119,6 +114,13 @@ class Sharded(Param):
 def local_part(tensor: Tensor) -> Tensor:
     """The shard of a DTensor that this rank holds; other tensors as they are."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def whole_of(part: Tensor, like: Any) -> Tensor:
+    """The DTensor of which this rank holds a part; it is cut like another one."""
+    return type(like).from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def is_sharded(tensor: Tensor) -> bool:

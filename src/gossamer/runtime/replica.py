@@ -1,16 +1,17 @@
 """A replica: the ranks that hold one model together, each a shard of it; most often a single rank."""
 
 from collections.abc import Sequence
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 
-class Replica(Protocol):
+class ReplicaRanks(Protocol):
     """What the ranks of one replica ask each other, wherever one of them would else decide by its own shard.
 
     Law: all of them ask the same questions in the same order.
     """
 
     index: int  # of this rank's shard
+    size: int  # ranks that hold one model together
 
     def least(self, values: Sequence[float]) -> list[float]:
         """The smallest of each value over the replica's ranks."""
@@ -24,12 +25,24 @@ class Replica(Protocol):
         """True if it holds on all ranks of the replica."""
         ...
 
+    def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
+        """The facts of all ranks of the replica, by shard."""
+        ...
+
+    def open_lane(self, name: str) -> None:
+        """Let `told` be called from another thread, on a comm thread of its own."""
+        ...
+
+    def close(self) -> None:
+        """Ask no more: ranks of the replica that still wait for this one get an error."""
+        ...
+
 
 @final
 class WholeReplica:
     """A rank that holds a whole model: it asks nobody."""
 
-    index = 0
+    index, size = 0, 1
 
     def least(self, values: Sequence[float]) -> list[float]:
         return list(values)
@@ -39,3 +52,9 @@ class WholeReplica:
 
     def all(self, holds: bool) -> bool:
         return holds
+
+    def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
+        return [facts]
+
+    def open_lane(self, name: str) -> None: ...
+    def close(self) -> None: ...

@@ -29,7 +29,7 @@ from gossamer.runtime.params import Param
 from gossamer.runtime.pending_commit import PendingCommit
 from gossamer.runtime.ranks import WorkerRanks
 from gossamer.runtime.record import RunRecord
-from gossamer.runtime.replica import Replica, WholeReplica
+from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 from gossamer.runtime.update_step import UpdateStep
 
 SHARDS_DRAW_APART = 0x9E3779B97F4A7C15  # between the seeds of two shards of a replica
@@ -46,12 +46,11 @@ class Worker:
         rank: int,
         size: int,
         seed: int = 0,
-        replica: Replica | None = None,
     ) -> None:
         self.origin = recipe  # as given by the user; a controller may put another in force
         self.recipe = recipe.bound({name: param.whole_shape for name, param in params.items()})
         self.params, self.optimizer = dict(params), optimizer
-        self.replica: Replica = replica or WholeReplica()
+        self.replica: ReplicaRanks = WholeReplica()
         self.step = 1  # the current step
         self.scale = 1.0  # the loss scaler's factor on gradients
         self.loss: Tensor | float | None = None  # this step's loss, if the training loop reports it
@@ -61,11 +60,15 @@ class Worker:
         self.ranks, self.record = WorkerRanks(self, rank, size, seed), RunRecord(self)
         self.buckets = build(self.recipe, self.params, self.rate_groups(), size)
         self._refuse_misfits()
-        self.optimizer_state, self.update_step = OptimizerState(self.params, optimizer, self.replica), UpdateStep(self)
+        self.optimizer_state, self.update_step = OptimizerState(self.params, optimizer), UpdateStep(self)
         self.averaging, self.in_flight, self.measurement = Averaging(self), InFlightTable(), ErrorMeasurement()
         self.controller, self.decay = ControllerRunner(self), Decay(self)
         self.decay.refuse_unknown()
         self.loop = WorkerLoop(self)
+
+    def join_replica(self, replica: ReplicaRanks) -> None:
+        """Decide together with the ranks that hold the model's other shards, from the first step on."""
+        self.replica = self.optimizer_state.replica = replica
 
     @property
     def rank(self) -> int:

@@ -46,7 +46,7 @@ def write(comm: Communicator, folder: str | Path) -> None:
         raise CheckpointError(f"sidecars.write needs all ranks at the same step, and {apart}")
     with comm.fabric.during("sidecars.write", comm.step):
         state = comm.state_dict()  # first, for it may end a step
-        tree = {"model": comm.model.state_dict(), "optimizer": [o.state_dict() for o in comm.optimizers]}
+        tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
         answers = _told(comm, {"step": comm.step, "sum": _sum_of(tensors)})
@@ -95,6 +95,13 @@ def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> N
     for other in folder.glob("gossamer-rank*-of-*.pt"):
         if not other.name.endswith(f"-of-{comm.size}.pt"):
             other.unlink(missing_ok=True)
+
+
+def _own_model(comm: Communicator) -> dict[str, Any]:
+    """The model's state without parameters that gossamer does not train: they are equal on all ranks, such as a base under adapters."""
+    every = comm.model.named_parameters(remove_duplicate=False)
+    frozen = {name for name, p in every if not p.requires_grad and name not in comm.worker.params}
+    return {name: value for name, value in comm.model.state_dict().items() if name not in frozen}
 
 
 def _sum_of(tensors: Mapping[str, Tensor]) -> str:
@@ -154,7 +161,7 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
         frame = torch.load(file, weights_only=True)
     tree = fill(frame, find)
     if len(own) == 1:
-        comm.model.load_state_dict(tree["model"])
+        comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
     for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
         optimizer.load_state_dict(state)
 

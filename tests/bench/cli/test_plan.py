@@ -52,6 +52,35 @@ def test_json_says_the_same(say: Say) -> None:
     assert "at least 3 ranks" in refused["error"]
 
 
+def test_several_numbers_of_hosts_stand_side_by_side(say: Say) -> None:
+    asked = (
+        "plan",
+        "gpt2",
+        "topk",
+        "scatter(topk())",
+        "--gpus",
+        "1",
+        "--step",
+        "350ms",
+        "--rate",
+        "10gbit",
+        "--over",
+        "2,64",
+    )
+    code, out, _ = say(*asked)
+    assert code == 0
+    assert "2 hosts" in out
+    assert "64 hosts" in out
+    assert "scatter(topk()): scatter(topk()) is biased" in out
+    code, out, _ = say(*asked, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["seconds"]["topk"]["64"] > found["seconds"]["topk"]["2"]
+    code, _, err = say(*asked[:-1], "2,zero")
+    assert code == 2
+    assert "--over takes numbers of hosts, such as --over 2,8,32, not '2,zero'" in err
+
+
 def test_a_workload_is_measured_on_this_machine(say: Say) -> None:
     code, out, _ = say("plan", "digits", "qsgd", "--nodes", "4", "--rate", "200mbit")
     assert code == 0

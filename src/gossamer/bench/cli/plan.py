@@ -16,7 +16,7 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, show_published, table
+from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, table
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
@@ -25,8 +25,9 @@ from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan, work_of
+from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
-from gossamer.planning.work import MeasuredWork, WorkSource
+from gossamer.planning.work import MeasuredWork
 from gossamer.recipes import presets
 
 PAPERS_BARS = "terngrad-paper"
@@ -63,6 +64,7 @@ def plan_command(
     explain_recipe: Annotated[
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
+    over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -83,26 +85,34 @@ def plan_command(
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
         return
-    found = _planned(what, where, _recipes(recipes), work, accumulate, shard)
+    options: dict[str, Any] = {"work": work, "accumulate": accumulate, "shards": shard}
+    if over is not None:
+        found = scaling(
+            where, _numbers(over), lambda there: _planned(what, there, _recipes(recipes), **options, curves=False)
+        )
+        print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
+        return
+    found = _planned(what, where, _recipes(recipes), **options)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
 
 
-def _planned(
-    model: ModelCost, cluster: Cluster, recipes: list[str], work: WorkSource, accumulate: int, shard: int
-) -> TrainingPlan:
+def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
     screen = console(stderr=True)
     if not screen.is_terminal:
-        return plan(model, cluster, recipes, work=work, accumulate=accumulate, shards=shard)
+        return plan(model, cluster, recipes, **options)
     with screen.status("planning") as status:
-        return plan(
-            model,
-            cluster,
-            recipes,
-            work=work,
-            accumulate=accumulate,
-            shards=shard,
-            tell=lambda name: status.update(f"planning {name}"),
-        )
+        return plan(model, cluster, recipes, **options, tell=lambda name: status.update(f"planning {name}"))
+
+
+def _numbers(text: str) -> list[int]:
+    """Read '2,8,32'."""
+    try:
+        found = [int(number) for number in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) < 1:
+        raise InputError(f"--over takes numbers of hosts, such as --over 2,8,32, not {text!r}")
+    return found
 
 
 def _recipes(asked: list[str] | None) -> list[str]:

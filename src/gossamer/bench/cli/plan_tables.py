@@ -14,6 +14,7 @@ from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
+from gossamer.planning.scaling import Scaling
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
@@ -221,6 +222,29 @@ def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Clust
         f"{said}, then {say_seconds(crossing.seconds(cluster))} of network: {crossing.pattern}, {crossing.messages} messages, "
         f"{say_size(crossing.sent)} of a rank, {say_size(crossing.card)} by the card{during}"
     )
+
+
+# -- more hosts -----------------------------------------------------------------------------------------------------------------
+
+
+def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
+    """Print a row for each recipe: a step's seconds for each number of hosts, and the share of it that is computing."""
+    counts, screen = sorted({count for row in found.seconds.values() for count in row}), console()
+    computing = model.computing / cluster.speed
+    made = Table(box=None, pad_edge=False)
+    made.add_column("recipe", no_wrap=True)
+    for count in counts:
+        made.add_column(f"{count} hosts", justify="right", no_wrap=True)
+    for name, row in sorted(found.seconds.items(), key=lambda one: one[1].get(counts[-1], inf)):
+        if row:
+            cells = (f"{say_seconds(row[c])} {computing / row[c]:4.0%}" if c in row else "" for c in counts)
+            made.add_row(escape(name), *cells)
+    screen.print(
+        f"{model.name}: a step with so many hosts, and the share of it that is computing. Each rank's batch stays the same."
+    )
+    screen.print(made)
+    for name, why in found.refused.items():
+        screen.print(escape(f"{name}: {why}"))
 
 
 # -- others' figures ----------------------------------------------------------------------------------------------------------

@@ -164,6 +164,9 @@ class TorchFabric:
             self._end()
             raise
 
+    def has_lane(self, name: str) -> bool:
+        return name in self._lanes
+
     def open_lane(self, name: str, served: bool = False) -> None:
         """Open another comm thread; all ranks call this, in the same order.
 

@@ -1,0 +1,76 @@
+"""Saving: a checkpoint that all ranks write while training goes on, and how its end is waited for."""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+from gossamer.core.errors import CheckpointError, PeerError
+from gossamer.core.verbs import Handle, Program
+from gossamer.fabrics.torch.fabric import TorchFabric
+
+LANE = "checkpoint"  # the comm thread that writes, with a group of its own
+LABEL = "checkpoint.save"
+
+
+@final
+class Saving:
+    """A checkpoint under way, as `gossamer.checkpoint.save(..., wait=False)` returns it.
+
+    Training may go on: everything was copied. `comm.finish()`, `comm.detach()` and the next save or load wait for it, and raise
+    its error where `wait()` has not raised it before.
+    """
+
+    def __init__(self, path: str | Path, end: Callable[[], CheckpointError | None], done: Callable[[], bool]) -> None:
+        self.path = Path(path)
+        self._end, self._done = end, done
+        self._reported = False
+
+    def done(self) -> bool:
+        """True if `wait()` would not block."""
+        return self._done()
+
+    def wait(self) -> None:
+        """Wait until all ranks have written. What fails on one rank raises an error on all of them, each time it is asked for."""
+        self._reported = True
+        with unfinished(self.path):
+            failure = self._end()
+        if failure is not None:
+            raise failure
+
+    def settle(self) -> None:
+        """Wait as `wait` does, unless its caller has seen the end already."""
+        if not self._reported:
+            self.wait()
+
+
+def written(path: str | Path) -> Saving:
+    """A checkpoint that is complete."""
+    return Saving(path, lambda: None, lambda: True)
+
+
+def begin(fabric: TorchFabric, path: str | Path, program: Program[None], step: int) -> Saving:
+    """Write on a comm thread; all ranks call this together."""
+    if not fabric.has_lane(LANE):
+        fabric.open_lane(LANE, served=True)  # served: through the host's memory, also over NCCL
+    handle: Handle[CheckpointError | None] = fabric.start(_returning(program), LABEL, step, LANE)
+    return Saving(path, lambda: fabric.join(handle), handle.done)
+
+
+def _returning(program: Program[None]) -> Program[CheckpointError | None]:
+    """Return a CheckpointError instead of raising it, which would end the comm thread: the next save may succeed."""
+    try:
+        yield from program
+    except CheckpointError as error:
+        return error
+    return None
+
+
+@contextmanager
+def unfinished(path: str | Path) -> Generator[None, Any, None]:
+    """Add to a PeerError what is left on disk."""
+    try:
+        yield
+    except PeerError as error:
+        there = f"{path} may be unfinished, and checkpoint.load would refuse it: load the checkpoint before it."
+        raise PeerError(f"{error} {there}") from error.__cause__

@@ -1,0 +1,145 @@
+"""Fabric: a strategy that trains with a recipe, `Fabric(strategy=Strategy("topk"))`.
+
+DDP stays around the model, but the recipe averages. Fabric's loop is the user's: `strategy.consensus()` around evaluations,
+`strategy.metrics()` for the log, `strategy.comm.finish()` at the end.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from gossamer.core.errors import AttachError
+from gossamer.integrations.attach import attach
+from gossamer.integrations.communicator import Communicator
+from gossamer.recipe import Recipe
+from gossamer.trainers.lightning_shared import (
+    KEY,
+    NEEDS,
+    AttachedRun,
+    refuse_other_hooks,
+    refuse_release,
+    remove_sidecars,
+)
+
+try:
+    import lightning
+    from lightning.fabric.strategies.ddp import DDPStrategy
+except ImportError as error:
+    raise ImportError(f"gossamer.trainers.fabric {NEEDS}") from error
+
+refuse_release(__name__, lightning.__version__)
+
+
+class FabricStrategy(DDPStrategy):
+    """Trains with a recipe; everything else is as under Fabric's DDPStrategy.
+
+    - `recipe`: as for `gossamer.attach`. Default: the environment variable GOSSAMER_RECIPE.
+    - `attach_options`: more arguments of `gossamer.attach`, such as `{"nodes": "hosts", "buffers": "average"}`.
+    - `public_only`: resume from the public model alone where a checkpoint has no sidecars; memories then begin at zero.
+    - other options are those of DDPStrategy, such as `find_unused_parameters=True`.
+
+    Example: `Fabric(accelerator="cpu", devices=2, strategy=gossamer.trainers.fabric.Strategy("topk"))`
+    """
+
+    def __init__(
+        self,
+        recipe: str | Recipe | None = None,
+        *,
+        attach_options: Mapping[str, Any] | None = None,
+        public_only: bool = False,
+        **ddp: Any,
+    ) -> None:
+        refuse_other_hooks(ddp)
+        super().__init__(**ddp)
+        self._recipe, self._attach_options, self._public_only = recipe, {**(attach_options or {})}, public_only
+        self._run: AttachedRun | None = None
+
+    # -- what a loop may call ----------------------------------------------------------------------------------------
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the model that `fabric.setup(model, optimizer)` has attached."""
+        return self._attached().comm
+
+    def consensus(self) -> contextlib.AbstractContextManager[None]:
+        """Swap in the consensus for an evaluation. All ranks enter it together; `fabric.save` may be called inside."""
+        return self._attached().consensus()
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of gossamer since the last call, for `fabric.log_dict`."""
+        return self._attached().log()
+
+    def _attached(self) -> AttachedRun:
+        if self._run is None:
+            raise AttachError("no model is attached yet: call fabric.setup(model, optimizer) first")
+        return self._run
+
+    # -- setup -------------------------------------------------------------------------------------------------------
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[Any, list[Any], Any]:
+        """Wrap the model in DDP, and attach the recipe to it and its optimizers."""
+        if self._run is not None and self._run.goes_on:
+            raise AttachError(
+                "fabric.setup(model, optimizer) was called a second time, but this strategy trains one model: call "
+                "fabric.strategy.comm.finish() first, or put both models into one module with all optimizers"
+            )
+        wrapped = self.setup_module(module)
+        options: dict[str, Any] = {"scaler": getattr(self.precision, "scaler", None), **self._attach_options}
+        self._run = AttachedRun(attach(wrapped, optimizers, self._recipe, **options), self._public_only)
+        return wrapped, optimizers, scheduler
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Refuse an optimizer without its model."""
+        raise AttachError(
+            "fabric.setup_optimizers() gives the strategy an optimizer without its model, which the recipe needs too: call "
+            "fabric.setup(model, optimizer)"
+        )
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        state: dict[str, Any],
+        storage_options: Any | None = None,
+        filter: Mapping[str, Callable[[str, Any], bool]] | None = None,
+    ) -> None:
+        """Write the consensus on rank 0; with the optimizers, also the sidecars of all ranks beside it."""
+        run = self._run if self._run is not None and self._run.goes_on else None
+        if run is not None and self._holds_all(run, state):
+            path = self.broadcast(str(path))
+            state = {**state, KEY: run.save_sidecars(path)}
+        else:
+            remove_sidecars(path, self.global_rank)  # they would be of an older save
+        with contextlib.nullcontext() if run is None else run.consensus():
+            super().save_checkpoint(path, state, storage_options, dict(filter or {}))
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        state: Any = None,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load the file; where it is loaded into the model and its optimizers, load the sidecars too."""
+        rest = super().load_checkpoint(path, state, strict, weights_only)
+        run = self._run if self._run is not None and self._run.goes_on else None
+        if run is None or not isinstance(state, dict) or not self._holds_all(run, state):
+            return rest
+        run.load_sidecars(path, rest.pop(KEY, None))
+        return rest
+
+    def _holds_all(self, run: AttachedRun, state: Mapping[str, Any]) -> bool:
+        """True if the state holds the attached model and all of its optimizers, and training can go on from it."""
+        inside = {id(getattr(value, "module", value)) for value in state.values() if isinstance(value, nn.Module)}
+        held = {id(value) for value in state.values()}
+        return id(run.comm.model) in inside and all(id(o) in held for o in run.comm.optimizers)
+
+
+Strategy = FabricStrategy

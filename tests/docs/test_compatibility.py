@@ -1,0 +1,62 @@
+"""The page of versions says what the pins say, and names every private name that is looked up."""
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "compatibility.md").read_text()
+SOURCE = ROOT / "src" / "gossamer"
+
+
+def rows(head: str) -> list[list[str]]:
+    """Cells of the table below a head, without their backticks."""
+    section = PAGE.partition(f"## {head}\n")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| (.*) \|$", section, re.M)[2:]
+    return [[cell.strip().strip("`") for cell in line.split(" | ")] for line in lines]
+
+
+def pins() -> dict[str, str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["fast"], *extras["accelerate"], *extras["hf"], *extras["lightning"]]
+    return {name: f">={versions}" for name, versions in (line.split(">=") for line in wanted)}
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def test_the_page_asks_for_what_the_pins_ask_for() -> None:
+    asked = {name: asks for name, asks, *_ in rows("Versions") if asks.startswith(">=")}
+    assert asked == pins()
+
+
+def test_versions_that_were_tried_are_versions_that_are_asked_for() -> None:
+    for name, asks, lowest, newest, _ in rows("Versions"):
+        assert numbers(lowest) <= numbers(newest), name
+        if asks.startswith(">="):
+            lower, _, upper = asks[2:].partition(",<")
+            assert numbers(lower) <= numbers(lowest), name
+            assert not upper or numbers(newest) < numbers(upper), name
+
+
+def looked_up() -> set[tuple[str, str]]:
+    """Every name that a module looks up by `private_name`, and the module."""
+    found = set[tuple[str, str]]()
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "private_name":
+                name = node.args[1]
+                assert isinstance(name, ast.Constant), f"{path}, line {node.lineno}: the name must be written out"
+                found.add((str(name.value), path.relative_to(SOURCE).as_posix()))
+    return found
+
+
+def test_every_private_name_is_on_the_page() -> None:
+    table = rows("Private names")
+    named = {(part, module) for name, module, _ in table for part in name.split(".")}
+    assert sorted(looked_up() - named) == []
+    ours = looked_up()
+    assert [name for name, module, _ in table if (name.rpartition(".")[2], module) not in ours] == []

@@ -1,0 +1,111 @@
+"""Fabric with a strategy of gossamer: two ranks under torchrun, which save what they saw."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from tests.trainers.ranks import blocks, changed, on_ranks, patched, python, seen
+
+pytestmark = [
+    pytest.mark.gang,
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
+]
+
+QUICK = ("strategy", "resumed", "public", "several", "logged")
+KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One start of two ranks for all quick tests."""
+    folder = tmp_path_factory.mktemp("fabric")
+    on_ranks("fabric_cases.py", folder, *QUICK)
+    return folder
+
+
+def test_allreduce_is_equal_to_ddp_with_accumulation_and_clipping(folder: Path) -> None:
+    for rank in seen(folder, "strategy"):
+        assert rank["steps"] == 10
+        assert torch.equal(rank["ddp"], rank["allreduce"])
+
+
+@pytest.mark.parametrize("recipe", ["topk", "local_sgd(4)"])
+def test_a_run_saved_in_an_evaluation_in_a_round_is_resumed_bit_by_bit(folder: Path, recipe: str) -> None:
+    first, second = (rank[recipe] for rank in seen(folder, "resumed"))
+    for rank in (first, second):
+        assert rank["step"] == 10
+        assert torch.equal(rank["unbroken"], rank["again"])
+        assert torch.equal(rank["own"], rank["back"])
+        assert torch.equal(torch.cat([t.flatten() for t in rank["saved"].values()]), rank["judged"])
+        assert rank["rest"] == {}
+    assert torch.equal(first["again"], second["again"])
+    assert torch.equal(first["judged"], second["judged"])
+    assert torch.equal(first["own"], second["own"]) == (recipe == "topk")
+
+
+def test_a_checkpoint_without_its_sidecars_says_what_is_missing_and_how_to_go_on(folder: Path) -> None:
+    for rank in seen(folder, "public"):
+        assert rank["whole"] == ["gossamer-rank0-of-2.pt", "gossamer-rank1-of-2.pt"]
+        assert not rank["weights only"]
+        assert "gossamer-rank1-of-2.pt is missing" in rank["partial"]
+        assert "public_only=True" in rank["partial"]
+        assert rank["on purpose"] == 3
+        assert not rank["after the end"]
+
+
+def test_several_optimizers_are_served_and_what_cannot_train_is_refused(folder: Path) -> None:
+    first, second = seen(folder, "several")
+    assert torch.equal(first["final"], second["final"])
+    for rank in (first, second):
+        assert rank["steps"] == 3
+        assert "call fabric.setup(model, optimizer) first" in rank["early"]
+        assert "was called a second time" in rank["second"]
+        assert "fabric.setup_optimizers() gives the strategy an optimizer without its model" in rank["apart"]
+        assert "LBFGS computes the gradient several times" in rank["search"]
+        assert "Strategy(..., ddp_comm_hook=) asks DDP to average in another way" in rank["hook"]
+
+
+def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "logged")).Reload()
+    for name in ("sent_bytes_per_step", "exposed_seconds_per_step", "residual_norm"):
+        assert [event.step for event in events.Scalars(f"gossamer/{name}")] == [2, 4, 6]
+
+
+def test_the_page_changes_one_line_and_three_more_for_local_steps() -> None:
+    (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    out, put = changed(one)
+    assert out == ['strategy="ddp",']
+    assert put == ["from gossamer.trainers.fabric import Strategy", 'strategy=Strategy("topk"),']
+    assert [len(lines) for lines in changed(three)] == [1, 3]
+    assert "fabric.strategy.comm.finish()" in patched(patched(stock, one), three)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["topk", "local_sgd(4)"])
+def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path, recipe: str) -> None:
+    (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    text = patched(stock, one) if recipe == "topk" else patched(patched(stock, one), three)
+    script = tmp_path / "train.py"
+    for epochs in (2, 3):
+        script.write_text(
+            text.replace('"topk"', f'"{recipe}"').replace('state["epoch"] < 2', f'state["epoch"] < {epochs}')
+        )
+        python(tmp_path, script)
+        saved = torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)
+        assert (saved["epoch"], saved["gossamer"]["step"]) == (epochs, 8 * epochs)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_in_a_round_is_resumed_bit_by_bit(tmp_path: Path) -> None:
+    for recipe in KILLED:
+        on_ranks("fabric_killed.py", tmp_path, "killed", recipe, ends=False)
+        assert (tmp_path / f"{recipe}.ckpt").exists()
+    on_ranks("fabric_killed.py", tmp_path, "resumed", *KILLED)
+    for rank in seen(tmp_path, "resumed"):
+        for recipe in KILLED:
+            unbroken, again, begun = rank[recipe]
+            assert begun == 6
+            assert torch.equal(unbroken, again), recipe
