@@ -99,7 +99,12 @@ def _wanted(present: Sequence[int], old: int, rank: int, size: int) -> Sequence[
         return [rank]
     raise CheckpointError(
         f"this checkpoint is of {old} ranks and holds rank(s) {present}; rank {rank} of {size} needs "
-        + ("its own" if old == size else "those of all old ranks: load_state_dict([d0, d1, ...])")
+        + (
+            "its own. Each rank saves its own: Accelerate's register_for_checkpointing() saves that of rank 0 only, and "
+            "gossamer.trainers.accelerate.attach those of all ranks"
+            if old == size
+            else "those of all old ranks: load_state_dict([d0, d1, ...])"
+        )
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gossamer.checkpoints.state import prepare
 from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack
 from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
@@ -65,12 +66,18 @@ def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> N
     if public_only:
         return
     with comm.fabric.during("sidecars.load", comm.step - 1):
-        files = _on_all_ranks(comm, lambda: _read(Path(folder), comm))
-        _check_stamps(comm, Path(folder), files)
+        files = _checked(comm, Path(folder))
         comm.load_state_dict([file["comm"] for file in files])
         own = [file["own"] for file in files]
         if own[0] is not None:
             _on_all_ranks(comm, lambda: _restore(comm, own))
+
+
+def check(comm: Communicator, folder: str | Path) -> None:
+    """Raise the errors of `load`, and change nothing. All ranks call it together, before the trainer loads its model."""
+    with comm.fabric.during("sidecars.check", comm.step - 1):
+        saved = [file["comm"] for file in _checked(comm, Path(folder))]
+        _on_all_ranks(comm, lambda: prepare(comm.worker, saved))
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -102,6 +109,13 @@ def _sum_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 # -- loading -------------------------------------------------------------------------------------------------------
+
+
+def _checked(comm: Communicator, folder: Path) -> list[dict[str, Any]]:
+    """The files that this rank needs, of one save and complete on all ranks."""
+    files = _on_all_ranks(comm, lambda: _read(folder, comm))
+    _check_stamps(comm, folder, files)
+    return files
 
 
 def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
