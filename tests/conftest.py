@@ -48,6 +48,7 @@ settings.load_profile("gossamer")
 
 collect_ignore = ["warm.py", "bench/compare/programs", "trainers/scripts"]  # they do something where they are imported
 
+TESTS = Path(__file__).parent
 CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
 # Packages whose tests start whole commands, or measure a network, and do not always say so.
 COMMANDS = {"lab", "compare"}
@@ -59,27 +60,39 @@ EARLY, COMPUTES = "computes_early", {"bench", "codecs", "controllers", "core", "
 KINDS = (*WORDS, LAWS, EARLY, "computes")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """What a lane of `make test` leaves unread: most files have tests that compute, and no others."""
-    lane = config.getoption("markexpr").partition(" ")[0]
-    tests = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
-    return True if tests and lane in KINDS and not _may_hold(collection_path, lane) else None
+class _Lanes:
+    """What a lane of `make test` leaves unread: most files have tests that compute, and no others.
+
+    A plug-in of its own, since a hook of this file alone would not be asked about the examples in `src`.
+    """
+
+    @staticmethod
+    def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+        lane = config.getoption("markexpr").partition(" ")[0]
+        tests = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
+        return True if tests and lane in KINDS and not _may_hold(collection_path, lane) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Lanes(), "lanes")
 
 
 @cache
 def _may_hold(file: Path, kind: str) -> bool:
     if kind not in WORDS:
         return _computing(file) == kind
-    said = re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8"))
-    return said is not None or (kind == "processes" and file.parent.name in COMMANDS)
+    if kind == "processes" and file.parent.name in COMMANDS:
+        return True
+    if not file.is_relative_to(TESTS):
+        return False  # examples of docstrings take no fixtures
+    return re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8")) is not None
 
 
 def _computing(file: Path) -> str:
     """The lane of a file's tests that need nothing but their own process."""
     if file.parent.name == LAWS:
         return LAWS
-    tests = Path(__file__).parent
-    package = file.relative_to(tests).parts[0] if file.is_relative_to(tests) else "core"  # examples of docstrings
+    package = file.relative_to(TESTS).parts[0] if file.is_relative_to(TESTS) else "core"  # examples of docstrings
     return EARLY if package in COMPUTES else "computes"
 
 

@@ -1,5 +1,6 @@
 """The law of memories: nothing is lost, nothing is written into, and the loss scale does not matter."""
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -22,12 +23,14 @@ every_memory = pytest.mark.parametrize("memory", memories(), ids=repr)
 
 
 def gradients(size: int, step: int, dtype: torch.dtype = torch.float32) -> list[Bucket]:
-    """Unequal data: each rank's own direction, and noise."""
-    out = list[Bucket]()
-    for r in range(size):
-        own, noise = block("matrices", dtype, seed=r), block("matrices", dtype, seed=100 + 17 * step + r)
-        out.append(own.like(own.flat + 0.5 * noise.flat))
-    return out
+    """Unequal data: each rank's own direction, and noise. Copies, for some laws write over them."""
+    return [drawn.like(drawn.flat.clone()) for drawn in (_drawn(r, step, dtype) for r in range(size))]
+
+
+@cache
+def _drawn(rank: int, step: int, dtype: torch.dtype) -> Bucket:
+    own, noise = block("matrices", dtype, seed=rank), block("matrices", dtype, seed=100 + 17 * step + rank)
+    return own.like(own.flat + 0.5 * noise.flat)
 
 
 def books() -> list[Any]:

@@ -63,7 +63,14 @@ def noise(*key: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-_noise = cache(noise)  # for those who only read it: every recipe is pulled alike
+@cache  # for those who only read them: every recipe is pulled alike
+def _target(i: int, rank: int, shape: torch.Size) -> Tensor:
+    return noise(i, rank, numel=shape.numel()).view(shape)
+
+
+@cache
+def _wind(i: int, rank: int, step: int, shape: torch.Size) -> Tensor:
+    return (0.1 * noise(i, rank, step, numel=shape.numel())).view(shape)
 
 
 def pull(model: nn.Module, rank: int, step: int) -> float:
@@ -72,10 +79,9 @@ def pull(model: nn.Module, rank: int, step: int) -> float:
     for i, (name, p) in enumerate(model.named_parameters()):
         if not p.numel():
             continue
-        target = _noise(i, rank, numel=p.numel()).view(p.shape)
-        gradient = p.detach() - target + 0.1 * _noise(i, rank, step, numel=p.numel()).view(p.shape)
-        p.grad = torch.zeros_like(p) if name == "still" else gradient
-        loss += float((p.detach() - target).square().sum()) / 2
+        apart = p.detach() - _target(i, rank, p.shape)
+        p.grad = torch.zeros_like(p) if name == "still" else apart + _wind(i, rank, step, p.shape)
+        loss += float(apart.square().sum()) / 2
     return loss
 
 
