@@ -95,7 +95,7 @@ def planner() -> Any:
     return ChunkPlanner()
 
 
-class Piece(NamedTuple):
+class ReadChunk(NamedTuple):
     """A stored chunk that was read."""
 
     offsets: Shape
@@ -107,7 +107,7 @@ def overlaps(offsets: Shape, sizes: Shape, box: Box) -> bool:
     return all(a < c + d and c < a + b for a, b, c, d in zip(offsets, sizes, box.offsets, box.sizes, strict=True))
 
 
-def assemble(pieces: Iterable[Piece], box: Box) -> Tensor | None:
+def assemble(pieces: Iterable[ReadChunk], box: Box) -> Tensor | None:
     """Put the part of a tensor together from chunks; None if elements are missing or chunks are of other types."""
     found = [p for p in pieces if p.data.dim() == len(box.whole)]
     if not found or len({p.data.dtype for p in found}) > 1:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.checkpoints.chunks import Box, Chunk, Piece, assemble, everything, overlaps, planner
+from gossamer.checkpoints.chunks import Box, Chunk, ReadChunk, assemble, everything, overlaps, planner
 from gossamer.core.errors import CheckpointError, plainly
 from gossamer.core.verbs import Program
 
@@ -131,7 +131,7 @@ class Folder:
             raise CheckpointError(f"{self.path} is damaged: {name!r} cannot be read: {plainly(error)}") from None
 
     def _part(self, name: str, box: Box, check: Callable[[Tensor], None]) -> Tensor:
-        pieces = list[Piece]()
+        pieces = list[ReadChunk]()
         for offsets, place in zip(self._chunks[name], self._places[name], strict=True):
             offsets = (0,) * len(box.whole) if offsets is None else offsets
             sizes = self._sizes(name, offsets)
@@ -141,9 +141,9 @@ class Folder:
             if not isinstance(data, Tensor) or tuple(data.shape) != sizes:
                 raise CheckpointError(f"{self.path} is damaged: a part of {name!r} is not what its table says")
             check(data)
-            pieces.append(Piece(offsets, data))
+            pieces.append(ReadChunk(offsets, data))
         if not all(box.sizes) and not pieces:  # an empty part of what others hold
-            pieces.append(Piece(box.offsets, self._nothing(name, box)))
+            pieces.append(ReadChunk(box.offsets, self._nothing(name, box)))
         found = assemble(pieces, box)
         if found is None:
             raise CheckpointError(f"{self.path} is damaged: parts of {name!r} are missing")

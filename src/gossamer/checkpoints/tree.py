@@ -101,7 +101,7 @@ class Saved:
         if self._own(first, name) is None:
             return self._checked(f"own.equal/{name}" if inner == name else f"model.{inner}", first, name)
         if self._moved and inner != name:
-            return self._checked(f"model.{inner}", 0, f"consensus/{inner}")
+            return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
         if self._moved and name.startswith("optimizer/"):
             own = {rank: self._own(rank, name) for rank in self._ranks}
             held = [self._checked(home, rank, name) for rank, home in own.items() if home is not None]
@@ -123,7 +123,8 @@ class Saved:
             raise CheckpointError(f"{self._folder.path} is damaged: rank {rank}'s contents: {error}") from None
         return sums
 
-    def _checked(self, home: str, rank: int, name: str) -> Tensor:
+    def _checked(self, home: str, rank: int, name: str, cut_like: str = "") -> Tensor:
+        """Read the part that is wanted of `cut_like`, or `name`, and compare it with what a rank has saved under `name`."""
         if home not in self._folder:
             raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is missing")
         sums = {table.get(name) for table in self._sums[rank]}
@@ -133,4 +134,4 @@ class Saved:
                 raise CheckpointError(f"{self._folder.path} is damaged: {home!r} is not what rank {rank} saved")
 
         shape = self._folder.shape(home)
-        return self._folder.part(home, self._box_for(name, shape) or everything(shape), check)
+        return self._folder.part(home, self._box_for(cut_like or name, shape) or everything(shape), check)
