@@ -261,6 +261,59 @@ def test_what_cannot_be_cut_is_named_or_refused(gang4: Gang, gang6: Gang, tmp_pa
     assert gang4.run(begun_anew, path, 2) == [("", [])] * 4
 
 
+def anchored(rank: int, size: int, path: str, shards: int, saves: bool) -> list[list[Tensor]]:
+    """Each rank keeps a part of its shard's anchor and slow momentum: whole models after more steps."""
+    models = list[list[Tensor]]()
+    with attached("allreduce + slowmo(2, sharded=True)", mesh_of(shards), adamw) as (model, optimizer, comm):
+        if saves:
+            for _ in range(3):
+                whole_step(model, optimizer, comm)
+            save(comm, path)
+        else:
+            load(comm, path, strict=True)
+        while comm.step < 6:
+            whole_step(model, optimizer, comm)
+            models.append([full(p) for p in model.parameters()])
+    return models
+
+
+def whole_step(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Any) -> None:
+    """On equal data for all shards: any number of them computes the same, but for the order of sums."""
+    optimizer.zero_grad()
+    loss_of(model, comm.rank, comm.step + 1).backward()
+    optimizer.step()
+
+
+def test_state_of_which_each_rank_keeps_a_part_is_cut_anew(gang4: Gang, gang6: Gang, tmp_path: Path) -> None:
+    path = str(tmp_path / "two")
+    (went_on, *_), (moved, *_) = gang4.run(anchored, path, 2, True), gang6.run(anchored, path, 3, False)
+    assert len(went_on) == len(moved) == 3
+    for before, after in zip(went_on, moved, strict=True):
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(before, after, strict=True))
+
+
+IN_FLIGHT = "osgp(every=2)"
+
+
+def in_flight(rank: int, size: int, path: str, shards: int, saves: bool) -> str:
+    with attached(IN_FLIGHT, mesh_of(shards)) as (model, optimizer, comm):
+        if saves:
+            for _ in range(3):
+                step(model, optimizer, comm)
+            save(comm, path)
+            return ""
+        with pytest.raises(CheckpointError) as refused:
+            load(comm, path)
+        return str(refused.value)
+
+
+def test_messages_in_flight_are_not_dropped(gang4: Gang, gang6: Gang, tmp_path: Path) -> None:
+    gang4.run(in_flight, str(tmp_path / "two"), 2, True)
+    for said in gang6.run(in_flight, str(tmp_path / "two"), 3, False):
+        assert "messages were in flight when the checkpoint was saved, which cannot be cut into other shards" in said
+        assert "load it with 2 shard(s) per replica, train to a step without messages in flight, and save again" in said
+
+
 # -- what goes wrong -------------------------------------------------------------------------------------------------------
 
 
