@@ -58,7 +58,8 @@ class Curve(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **given: Any) -> None:
         self.points.append((self.seconds, metrics["eval_loss"]))
-        control.should_training_stop = metrics["eval_loss"] <= self.target
+        if metrics["eval_loss"] <= self.target:  # else leave it be: the last step may have set it
+            control.should_training_stop = True
         self.began = time.perf_counter()
 
     def seconds_to(self, target: float) -> float | None:
