@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.core.errors import CheckpointError
-from gossamer.integrations import Communicator
+from gossamer.integrations import Communicator, checkpoint
 from gossamer.trainers import sidecars
 
 pytestmark = pytest.mark.gang
@@ -125,6 +125,25 @@ def test_another_number_of_ranks_starts_from_the_public_model(
 def again(rank: int, size: int, recipe: str, path: str) -> None:
     with attached(recipe) as (_, _, comm):
         sidecars.write(comm, path)
+
+
+def in_the_consensus(rank: int, size: int, recipe: str, path: str) -> list[str]:
+    said = list[str]()
+    with attached(recipe) as (model, optimizer, comm):
+        while comm.step < 2:
+            small_step(model, optimizer, comm, rank)
+        with comm.consensus():
+            for save in (checkpoint.save, sidecars.write):
+                with pytest.raises(CheckpointError) as caught:
+                    save(comm, Path(path) / "inside")
+                said.append(str(caught.value))
+        sidecars.write(comm, path)
+    return said
+
+
+def test_a_save_inside_of_the_consensus_is_refused_where_models_differ(gang2: Gang, tmp_path: Path) -> None:
+    for said in gang2.run(in_the_consensus, "local_sgd(4)", str(tmp_path)):
+        assert all("would save the consensus as this rank's own model" in text for text in said)
 
 
 def test_a_folder_that_cannot_be_written_is_said_on_all_ranks(gang2: Gang, tmp_path: Path) -> None:

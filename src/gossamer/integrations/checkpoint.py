@@ -52,8 +52,7 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
             "checkpoint.save needs all ranks, and under members() some may be lost: save one file per rank, "
             "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
         )
-    if apart := comm.apart():
-        raise CheckpointError(f"checkpoint.save needs all ranks at the same step, and {apart}")
+    comm.refuse_to_save("checkpoint.save")
     comm.settle_saving()
     with comm.fabric.during(LABEL, comm.step), unfinished(path):
         entries = _collect(comm, path, extra)

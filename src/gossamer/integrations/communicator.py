@@ -42,6 +42,7 @@ class Communicator:
         self._shares = list[int]()  # samples per rank, as last planned
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
+        self.shows_consensus = False  # the model is not this rank's own now
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -236,8 +237,10 @@ class Communicator:
         try:
             with self._during("consensus"):
                 self._swap_in(own)
+            self.shows_consensus = True
             yield
         finally:
+            self.shows_consensus = False
             consensus.restore(self.model, own)
 
     def finish(self) -> None:
@@ -316,6 +319,16 @@ class Communicator:
     def _require_one_step(self, what: str) -> None:
         if apart := self.apart():
             raise AttachError(f"comm.{what}() needs all ranks at the same step, and {apart}")
+
+    def refuse_to_save(self, what: str) -> None:
+        """Raise an error if this rank's own model and state cannot be saved now."""
+        if apart := self.apart():
+            raise CheckpointError(f"{what} needs all ranks at the same step, and {apart}")
+        if self.shows_consensus and not self.recipe.is_synced(self.step):
+            raise CheckpointError(
+                f"{what} inside `with comm.consensus():` would save the consensus as this rank's own model: call it outside; it stores "
+                "the consensus besides"
+            )
 
     def apart(self) -> str:
         """Return why ranks may be at different steps now, so that waiting for all of them would hang; "" if they are not."""

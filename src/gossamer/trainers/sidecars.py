@@ -21,6 +21,7 @@ from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import checkpoint
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
+from gossamer.runtime import Sharded
 
 FORMAT = 1
 T = TypeVar("T")
@@ -42,8 +43,11 @@ def write(comm: Communicator, folder: str | Path) -> None:
     """
     if comm.fabric.members is not None:
         raise CheckpointError("sidecars.write needs all ranks, and under members() some may be lost")
-    if apart := comm.apart():
-        raise CheckpointError(f"sidecars.write needs all ranks at the same step, and {apart}")
+    if any(isinstance(param, Sharded) for param in comm.worker.params.values()):
+        raise CheckpointError(
+            "sidecars.write does not save models that FSDP2 shards: use gossamer.checkpoint.save, which any number of shards can load"
+        )
+    comm.refuse_to_save("sidecars.write")
     with comm.fabric.during("sidecars.write", comm.step):
         state = comm.state_dict()  # first, for it may end a step
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
