@@ -133,8 +133,8 @@ class AttachedAccelerator:
         """Save the public model and all that Accelerate saves, then a sidecar of each rank."""
         if any(isinstance(param, Sharded) for param in self._comm.worker.params.values()):
             raise CheckpointError(
-                "accelerator.save_state() does not save a model that FSDP2 shards under a recipe yet: its shards would have to "
-                "save their memories too. Save the model with torch.distributed.checkpoint under comm.consensus()"
+                "accelerator.save_state() does not save a model that FSDP2 shards under a recipe, whose shards have memories too: use "
+                "gossamer.checkpoint.save(comm, path) and gossamer.checkpoint.load(comm, path)"
             )
         place = self._before["save_state"](*args, **kwargs)
         sidecars.write(self._comm, self._folder)  # last: a save that is cut off has no complete set of them

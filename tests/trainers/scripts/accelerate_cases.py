@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import DataLoaderConfiguration
+from accelerate import Accelerator, DataLoaderConfiguration
 from accelerate.local_sgd import LocalSGD
 from accelerate.utils import DistributedType
 from accelerate_model import MICRO, STEPS, Loop, flat, fresh, net, plain, rows, save
@@ -257,9 +257,20 @@ def sharded(folder: Path) -> dict[str, Any]:
                 held = [p.full_tensor() if cut else p for p in model.parameters()]
                 seen.append(torch.cat([p.detach().reshape(-1) for p in held]).clone())
         assert comm.step == len(seen) == 4
-        said = text_of(lambda: accelerator.save_state(str(folder / "sharded"))) if cut else ""
+        said = saved_otherwise(accelerator, comm) if cut else ""
         comm.detach()
         return seen, said
+
+    def saved_otherwise(accelerator: Accelerator, comm: Communicator) -> str:
+        said = text_of(lambda: accelerator.save_state(str(folder / "sharded")))
+        gossamer.checkpoint.save(comm, folder / "shards")
+        held = [p.detach().clone() for p in comm.model.parameters()]
+        with torch.no_grad():
+            for p in comm.model.parameters():
+                p.zero_()
+        gossamer.checkpoint.load(comm, folder / "shards")
+        assert all(torch.equal(p.to_local(), q.to_local()) for p, q in zip(comm.model.parameters(), held, strict=True))
+        return said
 
     dense, _ = trained(cut=False)
     cut, said = trained(cut=True)
