@@ -41,7 +41,7 @@ def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) 
     """Copy rank 0's parameters and buffers to all ranks; those named in `compared` only if a hash differs on some rank."""
     parts = parts_of(model)
     if compared:
-        hashes = torch.tensor([_hash(parts[name]) for name in compared], dtype=torch.int64)
+        hashes = torch.tensor([_hash(parts[name]) for name in compared], dtype=torch.int64, device="cpu")
         answers = yield from all_gather(hashes.to(worker.device).view(torch.uint8))
         rows = [answer.clone().view(torch.int64).tolist() for answer in answers]
         for name, *found in zip(compared, *rows, strict=True):

@@ -62,7 +62,7 @@ class ShardGroup:
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
         self.asked += 1
-        own = torch.tensor([*values], dtype=torch.float64)
+        own = torch.tensor([*values], dtype=torch.float64, device=CPU)
         return self._fabric.run(all_reduce(own, how), QUESTION, self.asked).tolist()  # pyright: ignore[reportArgumentType]
 
 
