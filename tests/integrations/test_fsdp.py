@@ -112,3 +112,48 @@ def test_allreduce_is_torchs_own_hsdp(gang4: Gang, how: str, kind: str) -> None:
         for a, b in zip(wanted, found, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0 if how != "no_sync" else 1e-7)
         assert all(same(a, b) for a, b in zip(after, before, strict=True))
+
+
+def with_muon(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """Muon for matrices and AdamW for the rest, with torch's own hop and with ours."""
+    ends = list[Tensor]()
+    for ours in (False, True):
+        model = cut(dense(), mesh_of(2))
+        matrices, others = ([p for p in model.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
+        optimizers = [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)]
+        with gossamer.attach(model, optimizers, "allreduce", deadline=DEADLINE) if ours else nullcontext():
+            for step in range(1, STEPS + 1):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                loss_of(model, rank // 2, step, rank % 2).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        ends.append(flat(model))
+    return ends[0], ends[1]
+
+
+def test_torchs_muon_steps_as_under_its_own_hsdp(gang4: Gang) -> None:
+    for native, ours in gang4.run(with_muon):
+        assert same(native, ours)
+
+
+def with_a_scaler(rank: int, size: int) -> tuple[list[bool], bool, float]:
+    """An overflow on one shard of one replica costs one step on all ranks."""
+    scaler, stepped = torch.amp.GradScaler("cpu", init_scale=64.0), list[bool]()
+    with sharded.attached("topk(ratio=0.3)", mesh_of(2), scaler=scaler) as (model, optimizer, comm):
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            factor = float("inf") if (rank, step) == (1, 3) else 1.0
+            scaler.scale(loss_of(model, rank // 2, step, rank % 2) * factor).backward()
+            before = flat(model)
+            scaler.step(optimizer)
+            scaler.update()
+            stepped.append(not same(before, flat(model)))
+        comm.check_sync()
+        return stepped, bool(flat(model).isfinite().all()), comm.metrics()["skipped_steps"]
+
+
+def test_a_scaler_skips_on_all_shards_of_all_replicas(gang4: Gang) -> None:
+    for stepped, finite, skipped in gang4.run(with_a_scaler):
+        assert stepped == [True, True, False, True, True, True]
+        assert (finite, skipped) == (True, 1)
