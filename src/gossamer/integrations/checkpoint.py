@@ -93,7 +93,7 @@ def _collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | No
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
     sums = {name: digest(local_part(t)) for name, t in tensors.items()}
-    everyone = _gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
+    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
     _check_together(everyone, path)
     equal = _equal(tensors, [answer["sums"] for answer in everyone], comm.worker.replica.size)
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
@@ -168,7 +168,7 @@ def _write(comm: Communicator, path: str | Path, entries: dict[str, dict[str, An
     return write(path, entries, number, partial(_told, comm, lane=lane, step=comm.step))
 
 
-def _gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
+def gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the facts of all ranks: replica by replica, and in each shard by shard."""
     return comm.fabric.run(_told(comm, facts, "comm", comm.worker.step - 1))
 
@@ -273,7 +273,7 @@ def _together(comm: Attached, do: Callable[[], None]) -> None:
         do()
     except CheckpointError as error:
         problem = str(error)
-    for rank, reply in enumerate(_gathered(comm, {"problem": problem[:2000]})):
+    for rank, reply in enumerate(gathered(comm, {"problem": problem[:2000]})):
         if problem or reply["problem"]:
             raise CheckpointError(problem or f"rank {rank}: {reply['problem']}")
 

@@ -73,6 +73,11 @@ class Communicator:
         return self.fabric.size
 
     @property
+    def is_sharded(self) -> bool:
+        """True if FSDP2 shards the model, so that this rank holds a part of each parameter."""
+        return any(isinstance(param, Sharded) for param in self.worker.params.values())
+
+    @property
     def present(self) -> tuple[int, ...]:
         """Ranks that take part now; under `members()` ranks may be lost and come back."""
         return self.worker.ranks.present.ranks
@@ -283,7 +288,7 @@ class Communicator:
         `comm.heterogeneity(loss_of(model, batch) for batch in batches)`. Neither model nor training changes.
         """
         self._require_one_step("heterogeneity")
-        if any(isinstance(param, Sharded) for param in self.worker.params.values()):
+        if self.is_sharded:
             raise AttachError(
                 "comm.heterogeneity() compares whole gradients, and FSDP2 shards this model: measure it on a whole one"
             )

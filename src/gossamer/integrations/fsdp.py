@@ -38,7 +38,6 @@ _state_of: Any = private_name(FSDPModule, "_get_fsdp_state", _USE)
 # FSDP2's own function in the backward pass: no nested pass runs in it.
 introspection.not_nested.add(private_name(_group, "RegisterPostBackwardFunction", _USE))
 
-OLDEST = (2, 13)  # the first torch whose FSDP2 trains on processors
 ONE_REPLICA = (
     "FSDP2 shards this model over all its ranks, so there are no replicas to average between: shard it over a part of them, with a "
     "mesh of two dimensions, init_device_mesh(device, (replicas, shards), mesh_dim_names=('replicate', 'shard')), or give attach "
@@ -52,7 +51,6 @@ class ShardedModel:
 
     def __init__(self, model: nn.Module) -> None:
         cut_again(model)
-        self._model = model
         self.replica: ReplicaRanks = WholeReplica()
         self._groups = [*_groups_of(model)]
         if not self._groups:

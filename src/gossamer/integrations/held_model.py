@@ -6,13 +6,11 @@ from typing import Any, Protocol, final
 from torch import Tensor, nn
 
 from gossamer.fabrics.liveness.heartbeat import Patience
-from gossamer.integrations.checks.introspection import kind_names
+from gossamer.integrations.checks.wrappers import is_fsdp2
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, WholeReplica, local_part
-
-FSDP2 = "FSDPModule"
 
 
 class HeldModel(Protocol):
@@ -86,10 +84,6 @@ def held(model: nn.Module, looped: nn.Module) -> HeldModel:
     from gossamer.integrations.fsdp import ShardedModel
 
     return ShardedModel(model)
-
-
-def is_fsdp2(module: nn.Module) -> bool:
-    return FSDP2 in kind_names(type(module))
 
 
 def cut_again(model: nn.Module) -> None:

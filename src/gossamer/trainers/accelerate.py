@@ -22,7 +22,6 @@ from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
 from gossamer.recipe import Recipe
-from gossamer.runtime import Sharded
 from gossamer.trainers import sidecars
 from gossamer.trainers.logs import TrainerLog
 
@@ -131,7 +130,7 @@ class AttachedAccelerator:
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
         """Save the public model and all that Accelerate saves, then a sidecar of each rank."""
-        if any(isinstance(param, Sharded) for param in self._comm.worker.params.values()):
+        if self._comm.is_sharded:
             raise CheckpointError(
                 "accelerator.save_state() does not save a model that FSDP2 shards under a recipe, whose shards have memories too: use "
                 "gossamer.checkpoint.save(comm, path) and gossamer.checkpoint.load(comm, path)"

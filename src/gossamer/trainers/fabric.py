@@ -13,14 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
-from gossamer.integrations.attach import attach
 from gossamer.integrations.communicator import Communicator
-from gossamer.recipe import Recipe
 from gossamer.trainers.lightning_shared import (
     KEY,
     NEEDS,
     AttachedRun,
-    refuse_other_hooks,
+    WithRecipe,
     refuse_release,
     remove_sidecars,
 )
@@ -34,7 +32,7 @@ except ImportError as error:
 refuse_release(__name__, lightning.__version__)
 
 
-class FabricStrategy(DDPStrategy):
+class FabricStrategy(WithRecipe, DDPStrategy):
     """Trains with a recipe; everything else is as under Fabric's DDPStrategy.
 
     - `recipe`: as for `gossamer.attach`. Default: the environment variable GOSSAMER_RECIPE.
@@ -44,19 +42,6 @@ class FabricStrategy(DDPStrategy):
 
     Example: `Fabric(accelerator="cpu", devices=2, strategy=gossamer.trainers.fabric.Strategy("topk"))`
     """
-
-    def __init__(
-        self,
-        recipe: str | Recipe | None = None,
-        *,
-        attach_options: Mapping[str, Any] | None = None,
-        public_only: bool = False,
-        **ddp: Any,
-    ) -> None:
-        refuse_other_hooks(ddp)
-        super().__init__(**ddp)
-        self._recipe, self._attach_options, self._public_only = recipe, {**(attach_options or {})}, public_only
-        self._run: AttachedRun | None = None
 
     # -- what a loop may call ----------------------------------------------------------------------------------------
 
@@ -90,8 +75,7 @@ class FabricStrategy(DDPStrategy):
                 "fabric.strategy.comm.finish() first, or put both models into one module with all optimizers"
             )
         wrapped = self.setup_module(module)
-        options: dict[str, Any] = {"scaler": getattr(self.precision, "scaler", None), **self._attach_options}
-        self._run = AttachedRun(attach(wrapped, optimizers, self._recipe, **options), self._public_only)
+        self._run = self._attached_to(wrapped, optimizers, self.precision)
         return wrapped, optimizers, scheduler
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import AttachError
-from gossamer.integrations.attach import attach
 from gossamer.integrations.communicator import Communicator
-from gossamer.recipe import Recipe
 from gossamer.trainers.lightning_shared import (
     KEY,
     NEEDS,
-    AttachedRun,
-    refuse_other_hooks,
+    WithRecipe,
     refuse_release,
     remove_sidecars,
 )
@@ -35,7 +32,7 @@ except ImportError as error:
 refuse_release(__name__, lightning.__version__)
 
 
-class LightningStrategy(DDPStrategy):
+class LightningStrategy(WithRecipe, DDPStrategy):
     """Trains with a recipe; everything else is as under Lightning's DDPStrategy.
 
     - `recipe`: as for `gossamer.attach`. Default: the environment variable GOSSAMER_RECIPE.
@@ -46,20 +43,8 @@ class LightningStrategy(DDPStrategy):
     Example: `Trainer(accelerator="cpu", devices=2, strategy=gossamer.trainers.lightning.Strategy("topk"))`
     """
 
-    def __init__(
-        self,
-        recipe: str | Recipe | None = None,
-        *,
-        attach_options: Mapping[str, Any] | None = None,
-        public_only: bool = False,
-        **ddp: Any,
-    ) -> None:
-        refuse_other_hooks(ddp)
-        super().__init__(**ddp)
-        self._recipe, self._attach_options, self._public_only = recipe, {**(attach_options or {})}, public_only
-        self._trainer: Any = None
-        self._run: AttachedRun | None = None
-        self._loaded_from: str | Path = ""
+    _trainer: Any = None
+    _loaded_from: str | Path = ""
 
     @property
     def comm(self) -> Communicator:
@@ -85,9 +70,7 @@ class LightningStrategy(DDPStrategy):
                 "while the recipe counts one step for all: return one optimizer, with a parameter group for each part of the model"
             )
         assert self.model is not None
-        options: dict[str, Any] = {"scaler": getattr(self.precision_plugin, "scaler", None), **self._attach_options}
-        comm = attach(self.model, self.optimizers[0], self._recipe, **options)
-        self._run = AttachedRun(comm, self._public_only)
+        self._run = self._attached_to(self.model, self.optimizers[0], self.precision_plugin)
 
     def teardown(self) -> None:
         """Leave the consensus on every rank after `fit`; after an exception, only detach."""

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.core.errors import AttachError, CheckpointError
+from gossamer.integrations.attach import attach
 from gossamer.integrations.communicator import Communicator, attached
+from gossamer.recipe import Recipe
 from gossamer.trainers import sidecars
 from gossamer.trainers.logs import TrainerLog
 
@@ -143,3 +145,26 @@ class AttachedRun:
                 "memories that begin at zero: Strategy(..., public_only=True)"
             )
         self.log = TrainerLog(self.comm)  # loading begins its counters anew
+
+
+class WithRecipe:
+    """The options of both strategies, and how they attach; a base beside either DDPStrategy."""
+
+    _run: AttachedRun | None = None
+
+    def __init__(
+        self,
+        recipe: str | Recipe | None = None,
+        *,
+        attach_options: Mapping[str, Any] | None = None,
+        public_only: bool = False,
+        **ddp: Any,
+    ) -> None:
+        refuse_other_hooks(ddp)
+        super().__init__(**ddp)
+        self._recipe, self._attach_options, self._public_only = recipe, {**(attach_options or {})}, public_only
+
+    def _attached_to(self, model: Any, optimizers: Any, precision: Any) -> AttachedRun:
+        """Attach the recipe, with the scaler of the trainer's precision if it has one."""
+        options: dict[str, Any] = {"scaler": getattr(precision, "scaler", None), **self._attach_options}
+        return AttachedRun(attach(model, optimizers, self._recipe, **options), self._public_only)

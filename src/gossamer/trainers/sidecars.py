@@ -20,8 +20,6 @@ from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import checkpoint
 from gossamer.integrations.communicator import Communicator
-from gossamer.integrations.handshake import tell
-from gossamer.runtime import Sharded
 
 FORMAT = 1
 T = TypeVar("T")
@@ -43,7 +41,7 @@ def write(comm: Communicator, folder: str | Path) -> None:
     """
     if comm.fabric.members is not None:
         raise CheckpointError("sidecars.write needs all ranks, and under members() some may be lost")
-    if any(isinstance(param, Sharded) for param in comm.worker.params.values()):
+    if comm.is_sharded:
         raise CheckpointError(
             "sidecars.write does not save models that FSDP2 shards: use gossamer.checkpoint.save, which any number of shards can load"
         )
@@ -53,7 +51,7 @@ def write(comm: Communicator, folder: str | Path) -> None:
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
-        answers = _told(comm, {"step": comm.step, "sum": _sum_of(tensors)})
+        answers = checkpoint.gathered(comm, {"step": comm.step, "sum": _sum_of(tensors)})
         differ = len({answer["sum"] for answer in answers}) > 1 or isinstance(comm.recipe.schedule, TrainsElsewhere)
         stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
         own = {name: t.cpu() for name, t in tensors.items()} if differ else None
@@ -147,7 +145,11 @@ def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
 
 
 def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]]) -> None:
-    stamps = {stamp for answer in _told(comm, [file["stamp"] for file in files]) for stamp in answer}
+    stamps = {
+        stamp
+        for answer in checkpoint.gathered(comm, {"stamps": [file["stamp"] for file in files]})
+        for stamp in answer["stamps"]
+    }
     if len(stamps) > 1:
         raise CheckpointError(
             f"the files gossamer-rank*.pt in {folder} are of different saves ({', '.join(sorted(stamps))}): load another checkpoint"
@@ -173,11 +175,6 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
 # -- all ranks together --------------------------------------------------------------------------------------------
 
 
-def _told(comm: Communicator, facts: Any) -> list[Any]:
-    """The facts of all ranks, in rank order."""
-    return [facts] if comm.size == 1 else comm.fabric.run(tell(facts, comm.worker.device))
-
-
 def _on_all_ranks(comm: Communicator, do: Callable[[], T]) -> T:
     """Do it; if it fails on one rank, raise an error on all ranks."""
     answer, problem = None, ""
@@ -185,7 +182,7 @@ def _on_all_ranks(comm: Communicator, do: Callable[[], T]) -> T:
         answer = do()
     except CheckpointError as error:
         problem = str(error)
-    for rank, other in enumerate(_told(comm, problem[:2000])):
-        if problem or other:
-            raise CheckpointError(problem or f"rank {rank} cannot go on: {other}")
+    for rank, other in enumerate(checkpoint.gathered(comm, {"problem": problem[:2000]})):
+        if problem or other["problem"]:
+            raise CheckpointError(problem or f"rank {rank} cannot go on: {other['problem']}")
     return answer  # pyright: ignore[reportReturnType]

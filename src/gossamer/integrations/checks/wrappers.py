@@ -42,6 +42,10 @@ def _inside(wrapped: Any, known: dict[str, str]) -> Any:
     return wrapped
 
 
+def is_fsdp2(module: nn.Module) -> bool:
+    return FSDP2 in kind_names(type(module))
+
+
 def refuse_model(model: nn.Module) -> None:
     """Refuse a model that another library averages or shards."""
     for name, module in model.named_modules():
@@ -58,7 +62,7 @@ def refuse_model(model: nn.Module) -> None:
             )
         if FSDP in kinds:
             raise AttachError(_sharded(where, "FullyShardedDataParallel"))
-    if any(FSDP2 in kind_names(type(module)) for module in model.modules()):
+    if any(map(is_fsdp2, model.modules())):
         return  # `fsdp.py` looks at it
     for name, parameter in model.named_parameters():
         if "DTensor" in kind_names(type(parameter)):
