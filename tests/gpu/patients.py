@@ -1,19 +1,17 @@
 """The doctor's ranks on the pretended device: processes of the nursery, in the place of those that a launcher starts."""
 
-import json
 import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from tests.gpu.loops import Plan
 from tests.gpu.nursery import Nursery, RankError
 
+from gossamer.bench.compare.events import RankEvent, line_of
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.launch import Reply
-from gossamer.bench.compare.plan import MARK
 
 Harm = Callable[[int, CheckSpec], None]  # done to a rank before it takes part
 SMALL = Sizes((0, 321), 2000, side=4, products=2, copied=1000, steps=6, width=16, deadline=3.0, limit=30.0)
@@ -55,8 +53,8 @@ def take_part(rank: int, size: int, first: int, order: CheckSpec, folder: str, h
         harm(number, order)
     with (Path(folder) / f"{number}").open("w") as file:
 
-        def hear(event: dict[str, Any]) -> None:
-            file.write(MARK + json.dumps(event) + "\n")
+        def hear(event: RankEvent) -> None:
+            file.write(line_of(event))
             file.flush()
 
         ranks.take_part(order, Placement(rank, size, device), hear)

@@ -1,22 +1,20 @@
 """gossamer doctor --gpu, from end to end on the pretended device: what is right passes, and what is wrong is reported."""
 
-import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
+from gossamer.bench.compare.events import RankEvent, SubjectBegun, line_of
 from gossamer.bench.compare.gpu import recipes, samples
 from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec
 from gossamer.bench.compare.gpu.examine import KILLED, Examination
 from gossamer.bench.compare.gpu.findings import Finding, failures
 from gossamer.bench.compare.gpu.launch import Reply
 from gossamer.bench.compare.gpu.results import results_of
-from gossamer.bench.compare.plan import MARK
 from gossamer.recipes import presets
 
 
@@ -130,13 +128,11 @@ def test_a_new_kernel_and_a_new_preset_are_tried_without_anyone_remembering() ->
 ORDER = CheckSpec("kernels", ("a", "b", "c"), (0, 1))
 
 
-def line(**event: Any) -> str:
-    return MARK + json.dumps(event)
-
-
 def told(*subjects: str, ending: str = "", words: str = "") -> Reply:
-    lines = [line(begin=s) + "\n" + line(finding=asdict(Finding("kernels", s, "passed"))) for s in subjects]
-    return Reply([*"\n".join(lines).split("\n"), "noise of somebody", *([words] if words else [])], ending)
+    lines = [
+        line_of(RankEvent(SubjectBegun(s))) + line_of(RankEvent(Finding("kernels", s, "passed"))) for s in subjects
+    ]
+    return Reply([*"".join(lines).splitlines(), "noise of somebody", *([words] if words else [])], ending)
 
 
 def test_after_a_death_the_rest_is_tried_anew() -> None:

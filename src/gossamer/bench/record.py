@@ -273,6 +273,8 @@ def _hints(kind: type) -> dict[str, Any]:
 def _fits(value: Any, hint: Any) -> bool:
     """Whether JSON's value is what an annotation says; a whole number is welcome where a float is asked for."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return True
     if kind is UnionType:
         return any(_fits(value, h) for h in inner)
     if kind is Literal:

@@ -3,19 +3,18 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from tests.bench.cli.conftest import Shell
 
+from gossamer.bench.compare.events import RankEvent, SubjectBegun, line_of
 from gossamer.bench.compare.gpu import launch, report
 from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.launch import LocalRanks, Reply
 from gossamer.bench.compare.local import run_here
-from gossamer.bench.compare.plan import MARK
 
 Say = Callable[..., tuple[int, str, str]]
 OUT = Path("gossamer-gpu.md")
@@ -38,7 +37,7 @@ class Canned:
         outcome = "failed" if subject == self.wrong else "passed"
         numbers = {"place": f"card {rank}", "losses": [1.0], "hash": 1}
         found = Finding(order.title, subject, outcome, "it | does not" if subject == self.wrong else "", numbers)
-        return [MARK + json.dumps({"begin": subject}), MARK + json.dumps({"finding": asdict(found)})]
+        return [line_of(RankEvent(SubjectBegun(subject))), line_of(RankEvent(found))]
 
 
 @pytest.fixture
@@ -152,5 +151,5 @@ def test_ranks_of_another_launcher_start_processes_for_their_parts() -> None:
 def test_how_processes_on_this_machine_end_is_told() -> None:
     zero, one = LocalRanks(2).run(CheckSpec("no such check", ("a",), (1,)))
     assert zero == Reply([])
-    assert one.lines[0] == MARK + '{"begin": "a"}'
+    assert one.lines[0] + "\n" == line_of(RankEvent(SubjectBegun("a")))
     assert "KeyError: 'no such check'" in one.lines[1]

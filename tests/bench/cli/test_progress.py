@@ -3,7 +3,6 @@
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,17 +10,25 @@ from tests.bench.report.made import made
 
 from gossamer.bench.cli import progress, summary
 from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.events import (
+    Ended,
+    Entered,
+    Failed,
+    RankEvent,
+    SpoiltCounts,
+    Started,
+)
+from gossamer.bench.record import Evaluation, Step
 
 LONG = "scatter(ternary()) + error_feedback() + slowmo(12)"
 
 
-def step(run: str, number: int, wait: float | None = 0.25, sent: int | None = 1_500_000) -> dict[str, Any]:
-    facts = {"seconds": 0.5 * number, "loss": 7.25, "sent": sent, "compute": None, "codec": None, "wait": wait}
-    return {"event": "step", "run": run, "step": number, **facts}
+def step(run: str, number: int, wait: float | None = 0.25, sent: int | None = 1_500_000, at: float = 0.0) -> RankEvent:
+    return RankEvent(Step(number, at or 0.5 * number, 7.25, sent, wait=wait), run)
 
 
-def judged(run: str, number: int, sent: int | None = 1_500_000) -> dict[str, Any]:
-    return {"event": "evaluation", "run": run, "step": number, "seconds": 0.5 * number, "sent": sent, "quality": 6.5}
+def judged(run: str, number: int, sent: int | None = 1_500_000, at: float = 0.0) -> RankEvent:
+    return RankEvent(Evaluation(number, at or 0.5 * number, sent, 6.5), run)
 
 
 def shown(table: progress.LiveTable, width: int) -> list[str]:
@@ -58,8 +65,8 @@ def test_what_is_left_counts_those_who_have_not_begun() -> None:
 def test_the_live_table_says_what_it_waits_for_before_the_first_step() -> None:
     table = progress.LiveTable(ComparePlan({"a": "bf16", "b": "fp16"}, steps=20))
     assert shown(table, 80)[-1].strip() == "0:00 past, ranks are starting"
-    table.show({"event": "begin", "size": 4, "in_lab": True})
-    table.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 0})
+    table.show(RankEvent(Started(4, True)))
+    table.show(RankEvent(Entered("allreduce(bf16())", 0), "a"))
     lines = shown(table, 80)
     assert lines[-1].strip() == "0:00 past, 4 ranks are there, 1 of 2 recipes are ready"
     assert lines[1].split()[-1] == "ready"
@@ -78,10 +85,10 @@ def test_the_first_estimate_knows_neither_of_the_start_nor_of_a_slow_first_step(
     for number in range(1, 6):
         took = 3.0 if number == 1 else 0.1
         now, trained = now + took, trained + took
-        table.show(step("a", number) | {"seconds": trained})
+        table.show(step("a", number, at=trained))
         assert "left" not in shown(table, 80)[-1]  # too early to tell
     now += 0.5
-    table.show(judged("a", 5) | {"seconds": trained})
+    table.show(judged("a", 5, at=trained))
     told = shown(table, 80)[-1].strip()
     left = int(told.partition("about 0:")[2].partition(" ")[0])
     true = 95 * 0.1 + 19 * 0.5
@@ -93,7 +100,7 @@ def test_whoever_had_its_steps_chases_the_baseline_and_whoever_did_not_end_was_c
         for k in (1, 2, 3):
             table.show(step("b", k))
         assert (table.rows["b"].state, table.rows["b"].left) == ("chases", 0.0)
-        table.show({"event": "end", "run": "b"})
+        table.show(RankEvent(Ended(1, 0, 1, None), "b"))
     assert [row.state for row in table.rows.values()] == ["cut off", "done"]
 
 
@@ -106,7 +113,7 @@ def test_plain_lines_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[s
         judged("qsgd", 5),
     ):
         lines.show(event)
-    lines.show({"event": "failed", "run": "qsgd", "error": "no room"})
+    lines.show(RankEvent(Failed("no room"), "qsgd"))
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -117,7 +124,7 @@ def test_plain_lines_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[s
 
 
 def test_lines_of_json_say_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
-    progress.lines_of_json({"event": "step", "loss": float("nan"), "wait": None})
+    progress.json_line({"event": "step", "loss": float("nan"), "wait": None})
     assert json.loads(capsys.readouterr().out) == {"event": "step", "loss": None, "wait": None}
 
 
@@ -154,10 +161,10 @@ def test_the_outcome_fits_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch
 
 def test_a_run_that_goes_on_begins_where_it_was_and_says_what_was_spoilt(capsys: pytest.CaptureFixture[str]) -> None:
     lines = progress.PlainLines(ComparePlan({"a": "bf16"}, steps=30))
-    lines.show({"event": "contender", "run": "a", "recipe": "allreduce(bf16())", "done": 20})
+    lines.show(RankEvent(Entered("allreduce(bf16())", 20), "a"))
     lines.show(judged("a", 20))
     lines.show(step("a", 21, sent=0))  # what it launched is on its way
-    lines.show({"event": "spoilt", "run": "a", "skipped_steps": 2, "dropped_rounds": 1, "by": {"1": 3}})
+    lines.show(RankEvent(SpoiltCounts(2, 1, {"1": 3}), "a"))
     lines.show(judged("a", 25, sent=2_000_000))
     first, second = capsys.readouterr().err.splitlines()
     assert " 20/30 " in first

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.rank import RankLoop
 from gossamer.core.errors import GossamerError
 
@@ -16,8 +17,12 @@ def trial(
 ) -> tuple[int | str, list[Event]]:
     """Run a plan; `mine` holds what a rank's own plan says differently. The code is the error's text if one came through."""
     events: list[Event] = []
+
+    def hear(event: RankEvent) -> None:
+        events.append(facts_of(event))
+
     try:
-        return RankLoop(ComparePlan(**{**facts, **mine.get(rank, {})}), events.append).run(), events
+        return RankLoop(ComparePlan(**{**facts, **mine.get(rank, {})}), hear).run(), events
     except GossamerError as error:
         return str(error), events
 

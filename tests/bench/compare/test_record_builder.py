@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.events import MARK, RankEvent, facts_of
 from gossamer.bench.compare.launch import UNFINISHED, _record
-from gossamer.bench.compare.plan import MARK
 from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.record import Record
 from gossamer.bench.report.time_to_target import arrival
@@ -36,8 +36,11 @@ class Heard:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         plan = ComparePlan({"a": "bf16", "b": "fp16"}, workload="ridge")
-        self.builder = RecordBuilder(_record(plan, 2, None, "a command"), self.events.append)
+        self.builder = RecordBuilder(_record(plan, 2, None, "a command"), self.hear)
         self.record = self.builder.record
+
+    def hear(self, event: RankEvent) -> None:
+        self.events.append(facts_of(event))
 
     def lines(self, *lines: str) -> None:
         for line in lines:

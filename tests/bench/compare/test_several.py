@@ -7,6 +7,7 @@ import pytest
 from tests.bench.compare.comparisons import of, run, steps
 
 from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.events import Ended, RankEvent
 from gossamer.bench.compare.launch import _record
 from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.report import write_markdown
@@ -64,11 +65,11 @@ def test_errors_name_rank_and_host(gang4: Any) -> None:
 
 
 def test_the_record_and_the_report_say_how_many_and_what_stayed_inside() -> None:
-    said: list[dict[str, Any]] = []
+    said: list[RankEvent] = []
     plan = ComparePlan({"x": TWO_LEVELS}, workload="ridge", per_host=4)
     builder = RecordBuilder(_record(plan, 2, "100mbit", "a command"), said.append)
-    end = {"wire_bytes": 3_000_000, "inside_bytes": 9_000_000, "logical_bytes": 5, "nic_bytes": 3_060_000}
-    builder.take({"event": "end", "run": "x", **end})
+    end = Ended(wire_bytes=3_000_000, inside_bytes=9_000_000, logical_bytes=5, nic_bytes=3_060_000)
+    builder.take(RankEvent(end, "x"))
     builder.line(6, "a complaint")
     builder.ended(6, -9)
     assert "[rank 6 on host1] a complaint" in builder.complaints

@@ -22,6 +22,7 @@ from gossamer.bench.cli.output import RECORD, Force, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan, join, launch
 from gossamer.bench.compare.checkpoints import saved_steps
+from gossamer.bench.compare.events import Kept, Note, OnEvent, RankEvent
 from gossamer.bench.compare.learning_rates import rates_of
 from gossamer.bench.compare.rank_run import check
 from gossamer.bench.compare.script_launch import ScriptPlan
@@ -217,7 +218,7 @@ def _run(
         one = replace(plan, seed=seed)
         with _shown(one, quiet, as_json) as show:
             if seeds > 1:
-                show({"event": "note", "text": f"seed {seed}, {number} of {seeds}"})
+                show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
             made, ended = launch(one, hosts, rate, _command(), show, folder / RECORD, record)
         record, code = record.with_again(made) if record else made, max(code, ended)
         if ended > 1:  # interrupted
@@ -237,7 +238,7 @@ def _run_script(plan: ScriptPlan, options: script.ScriptOptions, out: Path | Non
 
 
 @contextmanager
-def _shown(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[progress.Show]:
+def _shown(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[OnEvent]:
     if as_json or quiet or not is_lively(stderr=True):
         yield _lines(plan, quiet, as_json)
     else:
@@ -261,12 +262,12 @@ def _join(plan: ComparePlan, rate: str | None, out: Path | None, force: bool, qu
     _conclude(record, code, folder, quiet, as_json, earlier)
 
 
-def _lines(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> progress.Show:
-    return progress.lines_of_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
+def _lines(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> OnEvent:
+    return progress.events_as_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
 
 
-def _ignore(event: dict[str, Any]) -> None:
-    if event["event"] == "note":
+def _ignore(event: RankEvent) -> None:
+    if isinstance(event.what, Note):
         progress.troubles(event)
 
 
@@ -290,8 +291,7 @@ def _conclude(
     if trouble:
         print(f"gossamer: {trouble}", file=sys.stderr)
     elif as_json:
-        where = {"record": str(folder / RECORD), "report": str(folder / "report.html")}
-        progress.lines_of_json({"event": "written", "code": code, **where})
+        progress.events_as_json(RankEvent(Kept(code, str(folder / RECORD), str(folder / "report.html"))))
     elif not quiet:
         console().print(f"\nreport: {folder / 'report.html'}", markup=False, soft_wrap=True)
     raise typer.Exit(code or int(bool(trouble)))

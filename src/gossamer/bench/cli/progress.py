@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic
 from types import TracebackType
@@ -14,11 +13,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.bench.compare import events
+from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.script_launch import ScriptPlan
+from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.report.formatting import seconds, size
-
-Show = Callable[[dict[str, Any]], None]
 
 
 class ProgressRow:
@@ -37,30 +37,36 @@ class ProgressRow:
         self.measured = False  # True if the run measures how long it waits
         self.judged = "held out"  # name of the shown quality
 
-    def take(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "step":
-            if not self.trained:
-                self.before, self.first = self.seconds, event["seconds"] - self.seconds
-            self.step, self.loss, self.trained = event["step"], event["loss"], self.trained + 1
-            self.seconds = event["seconds"]
-            self.sent = (
-                self.sent if event["sent"] is None else event["sent"]
-            )  # where ranks share a link, it comes with the evaluation
-            # A run that has had its steps trains on for the baseline's quality; the steps of a script are not known.
-            self.state = "chases" if 0 < self.steps < self.step else "trains"
-            if event["wait"] is not None:
-                self.measured, self.waited = True, self.waited + event["wait"]
-        elif kind == "evaluation":
-            # Messages in flight at the last step have arrived by now.
-            self.quality, self.seconds, self.sent = event["quality"], event["seconds"], event["sent"]
-            self.judged = event.get("of", self.judged)
-        elif kind == "contender":
-            self.step, self.state = event["done"], "ready"
-        elif kind == "spoilt":
-            self.lost = event["skipped_steps"] + event["dropped_rounds"]
-        elif kind in ("end", "failed"):
-            self.state = "done" if kind == "end" else "failed"
+    def take(self, what: object) -> None:
+        match what:
+            case Step():
+                self._step(what)
+            case Evaluation():
+                # Messages in flight at the last step have arrived by now.
+                self.quality, self.seconds, self.sent = what.quality, what.seconds, what.sent
+                if isinstance(what, events.ShownEvaluation):
+                    self.judged = what.of
+            case events.Entered():
+                self.step, self.state = what.done, "ready"
+            case events.SpoiltCounts():
+                self.lost = what.skipped_steps + what.dropped_rounds
+            case events.Ended() | events.Failed():
+                self.state = "done" if isinstance(what, events.Ended) else "failed"
+            case _:
+                pass
+
+    def _step(self, row: Step) -> None:
+        if not self.trained:
+            self.before, self.first = self.seconds, row.seconds - self.seconds
+        self.step, self.loss, self.trained = row.step, row.loss, self.trained + 1
+        self.seconds = row.seconds
+        self.sent = (
+            self.sent if row.sent is None else row.sent
+        )  # where ranks share a link, it comes with the evaluation
+        # A run that has had its steps trains on for the baseline's quality; the steps of a script are not known.
+        self.state = "chases" if 0 < self.steps < self.step else "trains"
+        if row.wait is not None:
+            self.measured, self.waited = True, self.waited + row.wait
 
     @property
     def pace(self) -> float:
@@ -112,18 +118,18 @@ class LiveTable(AbstractContextManager["LiveTable"]):
             row.state = row.state if row.state in ("done", "failed") else "cut off"
         self.live.stop()
 
-    def show(self, event: dict[str, Any]) -> None:
-        if event["event"] == "note":
-            self.live.console.print(event["text"], style="dim", markup=False, highlight=False)
-        elif event["event"] == "begin":
-            self.ranks = event["size"]
-        row = self.rows.get(event.get("run", ""))
+    def show(self, event: RankEvent) -> None:
+        if isinstance(event.what, events.Note):
+            self.live.console.print(event.what.text, style="dim", markup=False, highlight=False)
+        elif isinstance(event.what, events.Started):
+            self.ranks = event.what.size
+        row = self.rows.get(event.run)
         if row is None:
             return
-        if event["event"] == "step" and not self.training_since:
-            self.training_since = monotonic() - max(0.0, event["seconds"] - row.seconds)
-        row.take(event)
-        self.judged = self.judged or (event["event"] == "evaluation" and row.trained > 0)
+        if isinstance(event.what, Step) and not self.training_since:
+            self.training_since = monotonic() - max(0.0, event.what.seconds - row.seconds)
+        row.take(event.what)
+        self.judged = self.judged or (isinstance(event.what, Evaluation) and row.trained > 0)
 
     def table(self) -> Table:
         first = next(iter(self.rows.values()))
@@ -181,11 +187,11 @@ class PlainLines:
         self.rows = {n: ProgressRow(n, plan.steps) for n in plan.contenders}
         self.width = min(24, max(map(len, self.rows)))
 
-    def show(self, event: dict[str, Any]) -> None:
-        row = self.rows.get(event.get("run", ""))
+    def show(self, event: RankEvent) -> None:
+        row = self.rows.get(event.run)
         if row is not None:
-            row.take(event)
-        if row is not None and event["event"] == "evaluation":
+            row.take(event.what)
+        if row is not None and isinstance(event.what, Evaluation):
             said(f"{row.name:>{self.width}}  {_line(row)}")
         else:
             troubles(event)
@@ -208,19 +214,26 @@ def said(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def troubles(event: dict[str, Any]) -> None:
+def troubles(event: RankEvent) -> None:
     """Print failures, notes and decisions of controllers."""
-    if event["event"] in ("failed", "note", "decision"):
-        about = f"{event['run']}: " if "run" in event else ""
-        said(about + (event.get("error") or event.get("text", "")))
+    match event.what:
+        case events.Failed(text) | events.Note(text) | events.RecipeChange(text=text):
+            said(f"{event.run}: {text}" if event.run else text)
+        case _:
+            pass
 
 
-def lines_of_json(event: dict[str, Any]) -> None:
-    """Print an event as a JSON line; NaN and infinity become null."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.items()}
+def events_as_json(event: RankEvent) -> None:
+    """Print an event as a JSON line."""
+    json_line(facts_of(event))
+
+
+def json_line(facts: dict[str, Any]) -> None:
+    """Print facts as a JSON line; NaN and infinity become null."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
     print(json.dumps(plain), flush=True)
 
 
-def quiet(event: dict[str, Any]) -> None:
-    if event["event"] in ("failed", "note"):
+def quiet(event: RankEvent) -> None:
+    if isinstance(event.what, events.Failed | events.Note):
         troubles(event)

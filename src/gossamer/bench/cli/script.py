@@ -5,15 +5,14 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from gossamer.bench.cli import progress
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import RECORD
 from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.compare.baselines import BASELINES
+from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.script_launch import ScriptError, ScriptPlan, check_script, join_script, launch_script
 from gossamer.bench.lab import parse_links
 from gossamer.bench.record import Record
@@ -105,7 +104,7 @@ def _check_for_ddp(kind: str) -> None:
 
 
 def launch(
-    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: OnEvent
 ) -> tuple[Record, int]:
     """Start the ranks here or in a lab; remove the new folder if the script is refused."""
     try:
@@ -116,7 +115,7 @@ def launch(
 
 
 def join(
-    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: progress.Show
+    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: OnEvent
 ) -> tuple[Record, int]:
     """Take part as one of a launcher's ranks. Rank 0 keeps the record; the other ranks exit here."""
     if options.rate is not None:
@@ -143,5 +142,5 @@ def missing_folders(folder: Path) -> list[Path]:
     return [p for p in (folder, *folder.parents) if not p.exists()]
 
 
-def _ignore(event: dict[str, Any]) -> None:
+def _ignore(event: RankEvent) -> None:
     """Rank 0 shows it."""

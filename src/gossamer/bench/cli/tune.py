@@ -155,7 +155,7 @@ def _earlier(out: Path | None) -> Tuning:
 
 def _teller(question: SearchPlan, quiet: bool, as_json: bool) -> Callable[[Tuning, Trial], None]:
     if as_json:
-        return lambda tuning, trial: progress.lines_of_json({"event": "trial", **vars(trial)})
+        return lambda tuning, trial: progress.json_line({"event": "trial", **vars(trial)})
     if quiet:
         return lambda tuning, trial: None
     width = min(24, max(map(len, question.recipes)))

@@ -16,12 +16,13 @@ import gossamer
 from gossamer.bench.compare import rank
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.checkpoints import tidy
+from gossamer.bench.compare.events import OnEvent
 from gossamer.bench.compare.load import describe
 from gossamer.bench.compare.local import run_here
 from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import about
-from gossamer.bench.compare.record_builder import OnEvent, RecordBuilder
+from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.lab import available, in_lab, run_lab
 from gossamer.bench.record import Record, Run
 from gossamer.bench.workloads import find, get

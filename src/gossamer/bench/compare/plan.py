@@ -4,8 +4,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-MARK = "@gossamer "  # lines of a rank with this mark are events, all others are plain output
-
 
 @dataclass
 class ComparePlan:

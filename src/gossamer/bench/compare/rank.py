@@ -1,6 +1,5 @@
 """Run one rank of a comparison: `gossamer.bench.compare.rank PLAN`, in JSON. Rank 0 sends events to the launcher."""
 
-import json
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,28 +13,29 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench import workloads
-from gossamer.bench.compare import checkpoints
+from gossamer.bench.compare import checkpoints, events
 from gossamer.bench.compare.control_group import ControlGroup, attempt, new_group
-from gossamer.bench.compare.plan import MARK, ComparePlan
+from gossamer.bench.compare.events import OnEvent, RankEvent, tell
+from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import RankRun
 from gossamer.bench.lab import in_lab, name_rank
-from gossamer.bench.record import Step
+from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.workloads.emulated import emulated
 from gossamer.core import plugins
 from gossamer.core.errors import GossamerError
 from gossamer.core.process_exit import exit_in_order
 from gossamer.runtime.recipe_changes import describe
 
+# Events that a resumed run must not lose.
 HISTORY = (
-    "step",
-    "evaluation",
-    "residual",
-    "decision",
-    "spoilt",
-    "staleness",
-)  # events that a resumed run must not lose
+    Step,
+    Evaluation,
+    events.ResidualNorm,
+    events.RecipeChange,
+    events.SpoiltCounts,
+    events.ModelAges,
+)
 START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
-OnEvent = Callable[[dict[str, Any]], None]
 
 
 def take_part(plan: ComparePlan, on_event: OnEvent) -> int:
@@ -66,7 +66,7 @@ def _shut_down() -> None:
 
 def _give_up(why: str, on_event: OnEvent | None) -> int:
     if on_event is not None:
-        on_event({"event": "broken", "error": why[:1500]})
+        on_event(RankEvent(events.Broken(why[:1500])))
     else:
         print(why, file=sys.stderr, flush=True)
     return 1
@@ -91,20 +91,20 @@ class RankLoop:
         told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
         self.control.same("the ranks were started with different commands", told)
         self.control.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
-        self._tell("begin", size=dist.get_world_size(), in_lab=in_lab())
+        self._tell(events.Started(dist.get_world_size(), in_lab()))
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)
         self._rounds()
         for run in self.alive.values():
             attempt(self.control, run.close)
-        self._tell("done")
+        self._tell(events.AllDone())
         return 1 if self.failures else 0
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _tell(self, what: Any, run: str = "") -> None:
         if dist.get_rank() == 0:
-            self.on_event({"event": event, **facts})
-            if self.plan.checkpoint and event in HISTORY:
-                self.history.append((event, {k: v for k, v in facts.items() if k != "run"}))
+            self.on_event(RankEvent(what, run))
+            if self.plan.checkpoint and isinstance(what, HISTORY):
+                self.history.append((events.NAMES[type(what)], vars(what)))
 
     def _together(self, name: str, do: Callable[[], None]) -> bool:
         """Run an action on all ranks; if it fails, drop the run and let the others go on. Returns True on success."""
@@ -112,7 +112,7 @@ class RankLoop:
         if not why:
             return True
         self.failures += 1
-        self._tell("failed", run=name, error=why)
+        self._tell(events.Failed(why), name)
         lost = self.alive.pop(name, None)
         if lost is not None:
             attempt(self.control, lost.close)
@@ -131,7 +131,7 @@ class RankLoop:
         if self.plan.resume and not self._together(name, lambda: self._go_on(run)):
             return
         self.saved[name] = run.steps_done
-        self._tell("contender", run=name, recipe=run.recipe, done=run.steps_done)
+        self._tell(events.Entered(run.recipe, run.steps_done), name)
         self._together(name, lambda: self._judge(run))
 
     def _go_on(self, run: RankRun) -> None:
@@ -140,7 +140,7 @@ class RankLoop:
         done = run.steps_done  # its model is evaluated again
         self.history = [(e, facts) for e, facts in told if not (e == "evaluation" and facts["step"] == done)]
         for start in range(0, len(self.history), 100):  # lines longer than 64 KiB would be cut
-            self._tell("history", run=run.name, events=self.history[start : start + 100])
+            self._tell(events.History(self.history[start : start + 100]), run.name)
 
     def _rounds(self) -> None:
         """Train all runs in slices until each has its steps, or has reached the baseline's quality.
@@ -188,30 +188,28 @@ class RankLoop:
         def told(step: Step) -> None:
             nonlocal recipe
             self.control.expect_all()  # a slice may have many steps without a message: check for failures of other ranks
-            self._tell("step", run=run.name, **asdict(step))
+            self._tell(step, run.name)
             if comm is None or recipe is None or comm.recipe == recipe:
                 return
             text = describe(recipe, comm.recipe, len(comm.worker.params))
-            self._tell("decision", run=run.name, step=step.step, text=text)
+            self._tell(events.RecipeChange(step.step, text), run.name)
             recipe = comm.recipe
 
         run.train_slice(target, self._limit(run.name), told)
         spoilt = run.spoilt()
-        if spoilt["skipped_steps"] or spoilt["dropped_rounds"]:
-            self._tell("spoilt", run=run.name, **spoilt)
+        if spoilt.skipped_steps or spoilt.dropped_rounds:
+            self._tell(spoilt, run.name)
         self._judge(run)
         ages: dict[int, int] = getattr(comm, "staleness", {})
         if ages:
-            self._tell("staleness", run=run.name, ages={str(age): n for age, n in ages.items()})
+            self._tell(events.ModelAges({str(age): n for age, n in ages.items()}), run.name)
         if comm is not None:
-            norm = comm.metrics()["residual_norm"]
-            self._tell("residual", run=run.name, step=run.steps_done, norm=norm)
+            self._tell(events.ResidualNorm(run.steps_done, comm.metrics()["residual_norm"]), run.name)
 
     def _judge(self, run: RankRun) -> None:
         quality = self.reached[run.name] = run.quality()
         sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("sent")
-        where = {"step": run.steps_done, "seconds": run.clock.seconds, "sent": sent}
-        self._tell("evaluation", run=run.name, **where, quality=quality)
+        self._tell(Evaluation(run.steps_done, run.clock.seconds, sent, quality), run.name)
 
     def _over_links(self, run: RankRun) -> dict[str, int]:
         """Bytes of a host's ranks over its link, between each other, and to their backends; means over the hosts."""
@@ -226,7 +224,7 @@ class RankLoop:
             return
         why = checkpoints.save(self.plan, self.control, run, self.history)
         if why:
-            self._tell("note", text=f"no checkpoint at step {step}: {why}; the last checkpoint is kept")
+            self._tell(events.Note(f"no checkpoint at step {step}: {why}; the last checkpoint is kept"))
         self.saved[run.name] = step
 
     def _finish(self, run: RankRun) -> None:
@@ -236,14 +234,13 @@ class RankLoop:
         names = [n for n, _ in run.model.named_parameters() if n in found]  # backward fills them from the last layer
         rest = iter([(n, found[n]) for n in names])
         while some := dict(islice(rest, 16)):  # a line longer than a pipe's page may be mixed with another rank's
-            self._tell("layers", run=run.name, errors=some)
+            self._tell(events.CompressionErrors(some), run.name)
         self._tell_if_within_a_round(run)
         links = self._over_links(run)
-        facts = {"wire_bytes": "sent", "inside_bytes": "inside", "logical_bytes": "handed"}
         nic = self.control.means({"nic": run.clock.nic} if in_lab() else {})  # all ranks of a host read one counter
-        totals = {fact: links.get(name) for fact, name in facts.items()}
+        totals = (links.get("sent"), links.get("inside"), links.get("handed"))
         load = self.control.means(run.load.means())
-        self._tell("end", run=run.name, nic_bytes=int(nic["nic"]) if nic else None, **totals, **load)
+        self._tell(events.Ended(*totals, int(nic["nic"]) if nic else None, **load), run.name)
 
     def _tell_if_within_a_round(self, run: RankRun) -> None:
         last = run.steps_done
@@ -251,18 +248,12 @@ class RankLoop:
             return
         end = next(step for step in count(last) if run.ends_round(step))
         why = f"{run.name} had its last step within a round that would have ended with step {end}"
-        self._tell("note", text=f"{why}; at step {last} each rank's own model was evaluated, and the mean counts")
-
-
-def write_line(event: dict[str, Any]) -> None:
-    """Print one event as one line at once, so that an interrupted launcher has it."""
-    sys.stdout.write(MARK + json.dumps(event) + "\n")
-    sys.stdout.flush()
+        self._tell(events.Note(f"{why}; at step {last} each rank's own model was evaluated, and the mean counts"))
 
 
 def main(plan: str) -> NoReturn:
     """Run as a separate process."""
-    exit_in_order(take_part(ComparePlan.of_json(plan), write_line))
+    exit_in_order(take_part(ComparePlan.of_json(plan), tell))
 
 
 if __name__ == "__main__":

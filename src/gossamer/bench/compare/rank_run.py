@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.compare.baselines import BASELINES, DECENT, KINDS, Baseline, has_decent
+from gossamer.bench.compare.events import SpoiltCounts
 from gossamer.bench.compare.load import LoadMeter
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.stragglers import sleep
@@ -205,11 +206,11 @@ class RankRun:
         assert self.baseline is not None
         return self.baseline.sent(self.done)
 
-    def spoilt(self) -> dict[str, Any]:
+    def spoilt(self) -> SpoiltCounts:
         """Steps and rounds lost to values that are not finite, and the ranks they came from."""
         counts = self._count_spoilt() + self._spoilt_before
         by = {name: n for name, n in counts.items() if name.isdigit()}
-        return {"skipped_steps": counts["skipped_steps"], "dropped_rounds": counts["dropped_rounds"], "by": by}
+        return SpoiltCounts(counts["skipped_steps"], counts["dropped_rounds"], by)
 
     def _count_spoilt(self) -> Counter[str]:
         """Counts by the communicator: lost steps and rounds by kind, causes by rank."""

@@ -1,19 +1,18 @@
 """Build the record of a comparison from the events of its ranks; it is valid at any moment."""
 
-import json
 import signal
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gossamer.bench.compare import events
+from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
-from gossamer.bench.compare.plan import MARK
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Record, Run, Step
 from gossamer.core.errors import GossamerError
 
-OnEvent = Callable[[dict[str, Any]], None]
 WORDS = 200  # lines of the ranks that are kept, in case they show the cause of a failure
 
 
@@ -42,20 +41,19 @@ class RecordBuilder:
         return self.record, code
 
     def line(self, number: int | None, text: str) -> None:
-        said, mark, rest = text.partition(MARK)  # the line of another rank may be unfinished
-        if mark:
-            try:
-                event = json.loads(rest)
-                self._understand(event)
-            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not an event
-                said = text
-            else:
-                self._tell(event)
+        said, event = events.parsed(text)
+        if event is not None and self._is_ours(event):
+            self.take(event)
+        else:
+            said = text
         if said.strip():
             self.complaints.append(said if number is None else f"[{self._who(number)}] {said}")
 
+    def _is_ours(self, event: RankEvent) -> bool:
+        return not event.run or self.record.run(event.run) is not None
+
     def say(self, text: str) -> None:
-        self.on_event({"event": "note", "text": text})
+        self.on_event(RankEvent(events.Note(text)))
 
     def unshaped(self, reason: str) -> None:
         self.record.note, self.record.rate = f"unshaped: {reason}", "unshaped"
@@ -74,29 +72,19 @@ class RecordBuilder:
     def _who(self, number: int) -> str:
         return str(number) if self.record.per_host == 1 else name_rank(number, self.record.per_host)
 
-    def take(self, event: dict[str, Any]) -> None:
-        """Take one event of a rank that runs in this process."""
-        self._understand(event)
-        self._tell(event)
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        if event["event"] != "history":  # its events were shown when they happened
+    def take(self, event: RankEvent) -> None:
+        """Add one event to the record, and pass it on."""
+        run = self.record.run(event.run) if event.run else None
+        if isinstance(event.what, events.Broken):
+            self.broken = event.what.error
+        elif run is not None:
+            _note(run, event.what)
+            if isinstance(event.what, events.Ended | events.Failed):
+                self.finished.add(run.name)
+        if not isinstance(event.what, events.History):  # its events were shown when they happened
             self.on_event(event)
         if why := self.journal.keep_up():
             self.say(f"the record cannot be written: {why}; it is tried again until the end")
-
-    def _understand(self, event: dict[str, Any]) -> None:
-        """Add an event to the record; raises an error if it is not an event of ours."""
-        kind, run = event["event"], self.record.run(event.get("run", ""))
-        facts = {k: v for k, v in event.items() if k not in ("event", "run")}
-        if kind == "broken":
-            self.broken = str(facts["error"])
-        elif run is not None:
-            _note(run, kind, facts)
-            if kind in ("end", "failed"):
-                self.finished.add(run.name)
-        elif "run" in event:
-            raise ValueError(f"no run is called {event['run']!r}")
 
     def _account_for_the_missing(self, code: int) -> None:
         """Mark every run that neither ended nor failed as cut off, with the reason."""
@@ -113,32 +101,35 @@ class RecordBuilder:
                 self.say("the ranks' last lines:\n" + "\n".join(list(self.complaints)[-20:]))
 
 
-def _note(run: Run, kind: str, facts: dict[str, Any]) -> None:
-    if kind == "contender":
-        run.recipe = facts["recipe"]
-    elif kind == "history":  # events of a resumed run from before its checkpoint
-        for name, earlier in facts["events"]:
-            _note(run, name, earlier)
-    elif kind == "step":
-        run.steps.append(Step(**facts))
-    elif kind == "evaluation":
-        run.evaluations.append(Evaluation(**facts))
-    elif kind == "residual":
-        run.residuals.append((facts["step"], facts["norm"]))
-    elif kind == "decision":
-        run.decisions.append((facts["step"], facts["text"]))
-    elif kind == "spoilt":
-        run.skipped_steps, run.dropped_rounds = facts["skipped_steps"], facts["dropped_rounds"]
-        run.spoilt = facts["by"]
-    elif kind == "staleness":
-        run.staleness = facts["ages"]
-    elif kind == "failed":
-        run.status, run.error = "failed", facts["error"]
-    elif kind == "layers":
-        run.layer_errors |= facts["errors"]
-    elif kind == "end":
-        run.status, run.error = "ok", ""
-        run.wire_bytes, run.inside_bytes = facts["wire_bytes"], facts["inside_bytes"]
-        run.logical_bytes, run.nic_bytes = facts["logical_bytes"], facts["nic_bytes"]
-        run.processor, run.busy_cores = facts.get("processor"), facts.get("busy_cores")
-        run.beside, run.late = facts.get("beside"), facts.get("late")
+def _note(run: Run, what: Any) -> None:
+    match what:
+        case events.Entered():
+            run.recipe = what.recipe
+        case events.History():  # events of a resumed run from before its checkpoint
+            for name, facts in what.events:
+                _note(run, events.what_of(name, facts))
+        case Step():
+            run.steps.append(what)
+        case Evaluation():
+            run.evaluations.append(what)
+        case events.ResidualNorm():
+            run.residuals.append((what.step, what.norm))
+        case events.RecipeChange():
+            run.decisions.append((what.step, what.text))
+        case events.SpoiltCounts():
+            run.skipped_steps, run.dropped_rounds = what.skipped_steps, what.dropped_rounds
+            run.spoilt = what.by
+        case events.ModelAges():
+            run.staleness = what.ages
+        case events.CompressionErrors():
+            run.layer_errors |= what.errors
+        case events.Failed():
+            run.status, run.error = "failed", what.error
+        case events.Ended():
+            run.status, run.error = "ok", ""
+            run.wire_bytes, run.inside_bytes = what.wire_bytes, what.inside_bytes
+            run.logical_bytes, run.nic_bytes = what.logical_bytes, what.nic_bytes
+            run.processor, run.busy_cores = what.processor, what.busy_cores
+            run.beside, run.late = what.beside, what.late
+        case _:
+            pass

@@ -1,24 +1,20 @@
 """Collect the events of all ranks of one script run: rank 0's steps, every rank's losses, and why the run ended."""
 
-import json
 import signal
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
 from statistics import fmean
 from time import monotonic
-from typing import Any
 
-from gossamer.bench.compare.plan import MARK
+from gossamer.bench.compare import events
+from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Run, Step
 
 LAST = 20  # last lines of a rank that its error shows
 POINTS = 20  # a training loss is averaged over a twentieth of the baseline's steps, at least
 PAUSE = 2.0  # seconds between two shown evaluations: a reader is no faster
-
-Show = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -33,7 +29,7 @@ class Death:
 class ScriptEvents:
     """Events of one run. Steps are held back until the first loss, so that a refused script leaves no record."""
 
-    def __init__(self, run: Run, per_host: int, chunk: int, show: Show) -> None:
+    def __init__(self, run: Run, per_host: int, chunk: int, show: OnEvent) -> None:
         self.run, self.per_host, self.chunk, self.show = run, per_host, chunk, show
         self.losses = dict[int, list[float]]()  # by step, of all ranks
         self.unsaid = dict[int, list[float]]()  # values that backward() was called on, for a script that logs no loss
@@ -41,33 +37,47 @@ class ScriptEvents:
         self.words = dict[int, deque[str]]()
         self.deaths = list[Death]()
         self.refused = ""
-        self.attached = dict[str, Any]()
+        self.attached: events.ScriptAttached | None = None
         self.ended = set[int]()
         self.compiled = False
         self.totals = dict[str, list[int]]()
         self._kept = list[Step]()
         self._unsaid = list[Step]()
-        self._shown_at, self._shown = 0.0, 0
+        self._shown_at, self._means_of = 0.0, 0  # rows before the second are in a mean that was shown
 
     # ---- incoming events
 
     def line(self, rank: int, text: str) -> None:
-        said, mark, rest = text.partition(MARK)
-        if mark:
-            try:
-                event = json.loads(rest)
-                getattr(self, f"_on_{event.pop('event')}")(rank, **event)
-            except (ValueError, KeyError, TypeError, AttributeError):  # cut short by a kill, or not an event
-                said = text
+        said, event = events.parsed(text)
+        if event is not None:
+            self._take(rank, event.what)
         if said.strip():
             self.words.setdefault(rank, deque(maxlen=LAST)).append(said)
 
-    def _on_attached(self, rank: int, **facts: Any) -> None:
-        self.attached = self.attached or facts
-        self.run.recipe = facts["recipe"]
+    def _take(self, rank: int, what: object) -> None:
+        match what:
+            case events.ScriptAttached():
+                self.attached = self.attached or what
+                self.run.recipe = what.recipe
+            case events.UnloggedStep():
+                self._heard(rank, what)
+            case Step():
+                self._stepped(rank, what)
+            case Evaluation():
+                self._evaluated(what)
+            case events.ScriptEnded():
+                self._ended(rank, what)
+            case events.ScriptRefused():
+                self.refused = self.refused or what.error
+            case events.ScriptDied():
+                self.deaths.append(Death(rank, what.error, what.missed))
+            case _:
+                pass
 
-    def _on_step(self, rank: int, **facts: Any) -> None:
-        row = Step(**facts)
+    def _shown(self, what: object) -> None:
+        self.show(RankEvent(what, self.run.name))
+
+    def _stepped(self, rank: int, row: Step) -> None:
         if isfinite(row.loss):
             self.losses.setdefault(row.step, []).append(row.loss)
         if rank:
@@ -77,53 +87,45 @@ class ScriptEvents:
             return
         self.run.steps += self._kept
         for kept in self._kept:
-            self.show({"event": "step", "run": self.run.name, **vars(kept)})
+            self._shown(kept)
         self._kept = []
         self._show_mean()
 
-    def _on_heard(self, rank: int, **facts: Any) -> None:
+    def _heard(self, rank: int, row: events.UnloggedStep) -> None:
         """A step of a script that has logged no loss yet. It may log one after this step, so show the step before."""
-        row = Step(**facts)
         if isfinite(row.loss):
             self.unsaid.setdefault(row.step, []).append(row.loss)
         if rank:
             return
         if self._unsaid:
-            self.show({"event": "step", "run": self.run.name, **vars(self._unsaid[-1])})
-        self._unsaid.append(row)
+            self._shown(self._unsaid[-1])
+        self._unsaid.append(Step(**vars(row)))
 
-    def _on_evaluation(self, rank: int, **facts: Any) -> None:
-        seen = Evaluation(**facts)
+    def _evaluated(self, seen: Evaluation) -> None:
         self.held_out.setdefault(seen.step, []).append(seen)
         if len(self.held_out[seen.step]) == 1:
-            self.show({"event": "evaluation", "run": self.run.name, "of": "held out", **facts})
+            self._shown(events.ShownEvaluation(**vars(seen), of="held out"))
 
-    def _on_end(self, rank: int, compiled: bool, **totals: int | None) -> None:
+    def _ended(self, rank: int, end: events.ScriptEnded) -> None:
         self.ended.add(rank)
-        self.compiled |= compiled
+        self.compiled |= end.compiled
         if not rank:
             self._show_mean(final=True)
-        for name, value in totals.items():
+        for name in ("wire_bytes", "inside_bytes", "logical_bytes", "nic_bytes"):
+            value: int | None = getattr(end, name)
             if value is not None:
                 self.totals.setdefault(name, []).append(value)
 
-    def _on_refused(self, rank: int, error: str) -> None:
-        self.refused = self.refused or error
-
-    def _on_died(self, rank: int, error: str, missed: bool) -> None:
-        self.deaths.append(Death(rank, error, missed))
-
     def _show_mean(self, final: bool = False) -> None:
-        rows = [s for s in self.run.steps[self._shown :] if s.step in self.losses]
+        rows = [s for s in self.run.steps[self._means_of :] if s.step in self.losses]
         if self.held_out or not rows:
             return
         early = rows[-1].step - rows[0].step + 1 < self.chunk or monotonic() < self._shown_at
         if early and not final:
             return
-        self._shown, self._shown_at = len(self.run.steps), monotonic() + PAUSE
+        self._means_of, self._shown_at = len(self.run.steps), monotonic() + PAUSE
         last, mean = rows[-1], fmean(fmean(self.losses[s.step]) for s in rows)
-        where = {"step": last.step, "seconds": last.seconds, "sent": last.sent}
-        self.show({"event": "evaluation", "run": self.run.name, "of": "mean loss", **where, "quality": mean})
+        self._shown(events.ShownEvaluation(last.step, last.seconds, last.sent, mean, of="mean loss"))
 
     # ---- results
 
@@ -178,12 +180,12 @@ class ScriptEvents:
         return f"{name_rank(rank, self.per_host)}: {why}" + (f"\nits last lines:\n{words}" if words else "")
 
 
-def judge(runs: list[Run], events: dict[str, ScriptEvents], chunk: int) -> str:
+def judge(runs: list[Run], heard_of: dict[str, ScriptEvents], chunk: int) -> str:
     """Set the evaluations of every run; return the name of their metric.
 
     The metric is held-out quality if every run logged it, else the training loss, averaged over equal windows.
     """
-    heard = [events[r.name] for r in runs if r.name in events and (r.steps or events[r.name].held_out)]
+    heard = [heard_of[r.name] for r in runs if r.name in heard_of and (r.steps or heard_of[r.name].held_out)]
     if heard and all(h.held_out for h in heard):
         for h in heard:
             h.run.evaluations = [_mean(seen) for _, seen in sorted(h.held_out.items())]

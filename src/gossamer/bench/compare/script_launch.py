@@ -13,18 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from gossamer.bench.compare import events as told
 from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, machine, versions
 from gossamer.bench.compare.local import HERE, run_here
 from gossamer.bench.compare.parent_death import PARENT, program
 from gossamer.bench.compare.rank_run import about
-from gossamer.bench.compare.script_events import ScriptEvents, Show, judge
+from gossamer.bench.compare.script_events import ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptSpec
 from gossamer.bench.lab import available, in_lab, run_lab
 from gossamer.bench.lab.output import LineSplitter
@@ -78,7 +79,7 @@ class ScriptCompare:
     """Runs the script under one recipe after the other, and keeps a record that is valid at any moment."""
 
     def __init__(
-        self, plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+        self, plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: OnEvent, path: Path | None
     ) -> None:
         self.plan, self.hosts, self.show = plan, hosts, show
         self.record = _record(plan, hosts, rate, command)
@@ -101,11 +102,11 @@ class ScriptCompare:
     def _one(self, name: str, kind: str, run: RunScript) -> None:
         mine = self.record.run(name)
         assert mine is not None
-        events = self.events[name] = ScriptEvents(mine, self.plan.per_host, self.plan.chunk, self._shown)
+        events = self.events[name] = ScriptEvents(mine, self.plan.per_host, self.plan.chunk, self._passed_on)
         names = list(self.plan.contenders)
         if len(names) > 1:  # the first events take seconds
-            self._shown({"event": "note", "text": f"{name}, {names.index(name) + 1} of {len(names)}"})
-        self._shown({"event": "contender", "run": name, "recipe": kind, "done": 0})
+            self._shown(told.Note(f"{name}, {names.index(name) + 1} of {len(names)}"))
+        self._shown(told.Entered(kind, 0), name)
         try:
             run(events)
             events.conclude(self.hosts * self.plan.per_host)
@@ -113,7 +114,7 @@ class ScriptCompare:
             events.conclude(self.hosts * self.plan.per_host)
             mine.status, mine.error = "failed", str(error)
         self._refuse(events)
-        self.record.parameters = self.record.parameters or events.attached.get("parameters", 0)
+        self.record.parameters = self.record.parameters or (events.attached.parameters if events.attached else 0)
         if events.goes_by_backward and not events.held_out:
             self._note(UNTOLD)
         if events.compiled and len(names) > 1:
@@ -122,10 +123,10 @@ class ScriptCompare:
             mine.yardstick, mine.about = False, about("allreduce")
             self._note(AFTER_DDP)
         if mine.status == "ok":
-            self._shown({"event": "end", "run": name})
+            self._shown(told.Ended(mine.wire_bytes, mine.inside_bytes, mine.logical_bytes, mine.nic_bytes), name)
         else:
             self.code = 1
-            self._shown({"event": "failed", "run": name, "error": mine.error})
+            self._shown(told.Failed(mine.error), name)
 
     def _refuse(self, events: ScriptEvents) -> None:
         if events.refused:
@@ -150,23 +151,24 @@ class ScriptCompare:
                     events.conclude(self.hosts * self.plan.per_host)
                 run.status, run.error = "interrupted", why
 
-    def _shown(self, event: dict[str, Any]) -> None:
+    def _shown(self, what: object, run: str = "") -> None:
+        self._passed_on(RankEvent(what, run))
+
+    def _passed_on(self, event: RankEvent) -> None:
         self.show(event)
         if why := self.journal.keep_up():
-            self.show(
-                {"event": "note", "text": f"the record cannot be written: {why}; it is tried again until the end"}
-            )
+            self.show(RankEvent(told.Note(f"the record cannot be written: {why}; it is tried again until the end")))
 
 
 def launch_script(
-    plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: Show, path: Path | None
+    plan: ScriptPlan, hosts: int, rate: str | None, command: str, show: OnEvent, path: Path | None
 ) -> tuple[Record, int]:
     """Run the script on the hosts of a lab if a rate is given and a lab can be made, else on this machine."""
     comparison = ScriptCompare(plan, hosts, rate, command, show, path)
     reason = available() if rate else None
     if rate and reason:
         comparison.record.note, comparison.record.rate = f"unshaped: {reason}", "unshaped"
-        show({"event": "note", "text": f"no lab here, so times say little about a slow network: {reason}"})
+        show(RankEvent(told.Note(f"no lab here, so times say little about a slow network: {reason}")))
 
     def run(events: ScriptEvents) -> None:
         words = plan.command(events.run)
@@ -182,7 +184,7 @@ def launch_script(
     return comparison.follow(run)
 
 
-def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -> tuple[Record, int]:
+def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None) -> tuple[Record, int]:
     """Join the ranks that a launcher has started; each runs the script in a second process with the same rank."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if in_lab():
@@ -192,8 +194,8 @@ def join_script(plan: ScriptPlan, command: str, show: Show, path: Path | None) -
     except (RuntimeError, ValueError) as error:
         raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
-    told = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
-    control.same("the ranks were started with different commands", told)
+    same = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
+    control.same("the ranks were started with different commands", same)
     comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
 
     def run(events: ScriptEvents) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.bench.compare.plan import MARK
+from gossamer.bench.compare import events
+from gossamer.bench.compare.events import RankEvent, tell
 from gossamer.bench.lab import in_lab, own_counters
-from gossamer.bench.record import Step
+from gossamer.bench.record import Evaluation, Step
 from gossamer.core.errors import AttachError
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import DDP, PLAIN, RunObserver
@@ -39,12 +40,6 @@ class ScriptSpec:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-
-def tell(event: str, **facts: Any) -> None:
-    """Print one event to the launcher, as one line."""
-    sys.stdout.write(f"{MARK}{json.dumps({'event': event, **facts})}\n")
-    sys.stdout.flush()
 
 
 class Enough(SystemExit):
@@ -91,11 +86,8 @@ class ScriptObserver(RunObserver):
         self.nic, self.first = _nic(), self._meters()
         self.marks = self.first
         self.alive, self.began = monotonic(), perf_counter()
-        tell(
-            "attached",
-            recipe=kind or repr(worker.origin),
-            parameters=sum(param.parameter.numel() for param in worker.params.values()),
-        )
+        parameters = sum(param.parameter.numel() for param in worker.params.values())
+        tell(RankEvent(events.ScriptAttached(kind or repr(worker.origin), parameters)))
 
     def stepped(self) -> None:
         self.alive = monotonic()
@@ -103,7 +95,7 @@ class ScriptObserver(RunObserver):
         if self.losses:
             self._row()
         elif heard and not self.told_any:
-            self._row("heard", sum(float(loss) for loss in heard))
+            self._row(events.UnloggedStep, sum(float(loss) for loss in heard))
         if self._step == self.spec.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
 
@@ -111,7 +103,7 @@ class ScriptObserver(RunObserver):
         self.alive = monotonic()
         if name == "held_out":
             sent = self._sent() if self.spec.per_host == 1 else None
-            tell("evaluation", step=self._step, seconds=self._clock(), sent=sent, quality=value)
+            tell(RankEvent(Evaluation(self._step, self._clock(), sent, value)))
             return
         if not self.told_any:  # values of backward() reported so far do not count
             self.told_any, self.last, self.marks = True, 0, self.first
@@ -152,21 +144,21 @@ class ScriptObserver(RunObserver):
                 f"{self.name} attached, and ended without one step of its optimizer: there is nothing to compare"
             )
         self._row()
-        tell("end", compiled=_has_compiled(), **(self.totals or self._links()))
+        tell(RankEvent(events.ScriptEnded(**(self.totals or self._links()), compiled=_has_compiled())))
 
-    def _row(self, event: str = "step", loss: float = nan) -> None:
+    def _row(self, kind: type[Step] = Step, loss: float = nan) -> None:
         """Report the last step, with means over the steps since the last report: a script may log a loss rarely."""
         steps = self._step - self.last
         if steps < 1:
             return
-        row = Step(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
+        row = kind(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
         row.sent = self._sent() if self.spec.per_host == 1 else None
         if self.kind != DDP:
             before, self.marks = self.marks, self._meters()
             seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
             row.compute = seconds - row.wait
         self.losses, self.last = [], self._step
-        tell(event, **asdict(row))
+        tell(RankEvent(row))
 
     @property
     def _step(self) -> int:

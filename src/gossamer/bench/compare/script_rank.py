@@ -16,7 +16,8 @@ import torch
 from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gossamer.bench.compare.script_observer import ScriptObserver, ScriptSpec, tell
+from gossamer.bench.compare.events import RankEvent, ScriptDied, ScriptRefused, tell
+from gossamer.bench.compare.script_observer import ScriptObserver, ScriptSpec
 from gossamer.bench.compare.stall_watchdog import StallWatchdog
 from gossamer.bench.compare.torch_patches import patched_torch
 from gossamer.core import plugins
@@ -67,7 +68,7 @@ def run_as_main(script: str, arguments: list[str]) -> None:
 
 def _account_for(error: BaseException, observer: ScriptObserver) -> int:
     if observer.refused:
-        tell("refused", error=observer.refused)
+        tell(RankEvent(ScriptRefused(observer.refused)))
         return REFUSED
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != observer.spec.script:
@@ -80,7 +81,7 @@ def _account_for(error: BaseException, observer: ScriptObserver) -> int:
     sys.stderr.flush()
     missed = isinstance(error, PeerError | DistBackendError | DistNetworkError) or "gloo" in str(error)
     place = f" (line {trace.tb_lineno} of {observer.name})" if trace else ""
-    tell("died", error=" ".join(told.split())[:1000] + place, missed=missed)
+    tell(RankEvent(ScriptDied(" ".join(told.split())[:1000] + place, missed)))
     return 1
 
 

@@ -10,7 +10,8 @@ from time import monotonic
 from types import FrameType
 from typing import final
 
-from gossamer.bench.compare.script_observer import ScriptObserver, tell
+from gossamer.bench.compare.events import RankEvent, ScriptDied, tell
+from gossamer.bench.compare.script_observer import ScriptObserver
 
 STOOD_STILL = 124  # the exit code
 LINES = 4  # lines of a stack that are shown, at either end
@@ -57,7 +58,7 @@ class StallWatchdog(threading.Thread):
         self._print(frames)
         sys.stderr.flush()
         with suppress(OSError):
-            tell("died", error=told, missed=waits)
+            tell(RankEvent(ScriptDied(told, waits)))
         os._exit(STOOD_STILL)
 
     def _frames(self, frame: FrameType | None) -> list[FrameType]:

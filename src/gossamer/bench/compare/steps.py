@@ -7,9 +7,9 @@ from itertools import pairwise
 from math import ceil
 
 from gossamer.bench.compare.baselines import BASELINES, PERIOD
+from gossamer.bench.compare.events import OnEvent
 from gossamer.bench.compare.launch import launch
 from gossamer.bench.compare.plan import ComparePlan
-from gossamer.bench.compare.record_builder import OnEvent
 from gossamer.bench.record import Record, Run
 from gossamer.recipe import Recipe
 

@@ -1,30 +1,26 @@
 """Run one rank of a GPU check: `gossamer.bench.compare.gpu.rank SPEC`, in JSON. It sends its findings to the launcher."""
 
-import json
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from gossamer.bench.compare.events import OnEvent, RankEvent, SubjectBegun, tell
 from gossamer.bench.compare.gpu import devices, kernels, peers, recipes, streams
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.plan import MARK
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
 
 BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # backend of the group; gloo otherwise
 WORDS = 600  # characters of another library's error that are shown
 MEET = timedelta(seconds=120)
-OnEvent = Callable[[dict[str, Any]], None]
 
 CHECKS: dict[str, Callable[[CheckSpec, Placement, str], Finding]] = {
     "cards": devices.check,
@@ -40,33 +36,33 @@ def take_part(spec: CheckSpec, placement: Placement, on_event: OnEvent) -> bool:
     if placement.device.type == "cuda":
         torch.cuda.set_device(placement.device)
 
-    def tell(finding: Finding) -> None:
-        on_event({"finding": asdict(finding)})
+    def found(finding: Finding) -> None:
+        on_event(RankEvent(finding))
 
     for subject in spec.subjects:
-        on_event({"begin": subject})
-        alarm = threading.Timer(spec.sizes.limit, _give_up, (spec, subject, tell))
+        on_event(RankEvent(SubjectBegun(subject)))
+        alarm = threading.Timer(spec.sizes.limit, _give_up, (spec, subject, found))
         alarm.daemon = True
         alarm.start()
         try:
-            tell(_tried(spec, placement, subject, tell))
+            found(_tried(spec, placement, subject, found))
         except Exception as error:
-            tell(Finding(spec.title, subject, "failed", in_words(error)))
+            found(Finding(spec.title, subject, "failed", in_words(error)))
             return False
         finally:
             alarm.cancel()
     return spec.check != "peers"  # after a killed peer the group cannot be shut down
 
 
-def _tried(spec: CheckSpec, placement: Placement, subject: str, tell: Callable[[Finding], None]) -> Finding:
+def _tried(spec: CheckSpec, placement: Placement, subject: str, found: Callable[[Finding], None]) -> Finding:
     if spec.check == "peers":
-        return peers.check(spec, placement, subject, tell)
+        return peers.check(spec, placement, subject, found)
     return CHECKS[spec.check](spec, placement, subject)
 
 
-def _give_up(spec: CheckSpec, subject: str, tell: Callable[[Finding], None]) -> None:
+def _give_up(spec: CheckSpec, subject: str, found: Callable[[Finding], None]) -> None:
     """End this process: nothing else ends a kernel that hangs."""
-    tell(Finding(spec.title, subject, "failed", f"it was not done after {spec.sizes.limit:g} seconds"))
+    found(Finding(spec.title, subject, "failed", f"it was not done after {spec.sizes.limit:g} seconds"))
     sys.stdout.flush()
     os._exit(0)
 
@@ -102,12 +98,6 @@ def meet(spec: CheckSpec, placement: Placement) -> None:
     dist.init_process_group(backend, store=store, rank=placement.rank, world_size=placement.size, timeout=patience)
 
 
-def _say(event: dict[str, Any]) -> None:
-    """Print one event in one write, so that lines of several threads do not mix."""
-    sys.stdout.write(MARK + json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
 def main(text: str) -> None:
     spec = CheckSpec.of_json(text)
     placement = placement_of(spec)
@@ -115,7 +105,7 @@ def main(text: str) -> None:
         return
     if spec.path:
         meet(spec, placement)
-    if take_part(spec, placement, _say) and spec.path:
+    if take_part(spec, placement, tell) and spec.path:
         dist.barrier()
         dist.destroy_process_group()
 

@@ -1,17 +1,16 @@
 """Turn the output of ranks into findings: one per rank and subject, also for ranks that died."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from gossamer.bench.compare.events import SubjectBegun, parsed
 from gossamer.bench.compare.gpu.check_spec import CheckSpec
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.launch import Reply
-from gossamer.bench.compare.plan import MARK
 from gossamer.core.text import cut
 
 WORDS = 300  # characters of a process's last line that are shown
-Events = list[dict[str, Any]]
+Events = list[Any]
 
 
 class GpuResults(NamedTuple):
@@ -41,9 +40,8 @@ def _of(spec: CheckSpec, subject: str, rank: int, events: Events, told: Reply) -
     if ended_here:
         return Finding(spec.title, subject, "failed", _death(told))
     for event in events:
-        found = event.get("finding")
-        if found and found["subject"] == subject:
-            return Finding(**found)
+        if isinstance(event, Finding) and event.subject == subject:
+            return event
     return Finding(spec.title, subject, "failed", "its process ended without a message")
 
 
@@ -56,22 +54,15 @@ def _none(spec: CheckSpec, told: Sequence[Reply], missing: Sequence[int]) -> dic
 
 
 def _death(told: Reply) -> str:
-    own = [line for line in told.lines if line.strip() and not line.startswith(MARK)]
+    own = [line for line in told.lines if line.strip() and parsed(line)[1] is None]
     said = f": {cut(own[-1].strip(), WORDS)}" if own else ""
     return f"its process {told.ending or 'ended without a message'}{said}"
 
 
 def _events(lines: Sequence[str]) -> Events:
     """Events among the lines of a rank."""
-    out = Events()
-    for line in lines:
-        if line.startswith(MARK):
-            try:
-                out.append(json.loads(line.removeprefix(MARK)))
-            except ValueError:  # the line was cut short
-                continue
-    return out
+    return [event.what for line in lines if (event := parsed(line)[1]) is not None]
 
 
 def _last_begun(events: Events) -> str | None:
-    return next((e["begin"] for e in reversed(events) if "begin" in e), None)
+    return next((e.subject for e in reversed(events) if isinstance(e, SubjectBegun)), None)
