@@ -19,6 +19,7 @@ from tests.marked import SLACK, wait_for
 
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan, launch
+from gossamer.bench.compare.events import RankEvent
 from gossamer.bench.compare.launch import UNFINISHED
 from gossamer.bench.record import Record
 
@@ -304,12 +305,12 @@ def test_without_a_lab_it_runs_unshaped_and_says_what_that_means(
     monkeypatch.setattr(module, "available", lambda: "no privilege; run as root")
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    events: list[dict[str, Any]] = []
+    events: list[RankEvent] = []
     plan = ComparePlan({"x": "bf16"}, workload="ridge", steps=2, chunk=2)
     record, code = launch(plan, 2, "200mbit", "a command", events.append)
     assert code == 0
     assert (record.rate, record.note) == ("unshaped", "unshaped: no privilege; run as root")
-    assert "as fast as this machine" in events[0]["text"]
+    assert "as fast as this machine" in events[0].what.text
     assert record.runs[0].nic_bytes is None
     summary(record)
     out = capsys.readouterr().out
