@@ -22,7 +22,7 @@ from gossamer.bench.cli.output import RECORD, Force, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan, join, launch
 from gossamer.bench.compare.checkpoints import saved_steps
-from gossamer.bench.compare.events import Kept, Note, OnEvent, RankEvent
+from gossamer.bench.compare.events import FilesWritten, Note, OnEvent, RankEvent
 from gossamer.bench.compare.learning_rates import rates_of
 from gossamer.bench.compare.rank_run import check
 from gossamer.bench.compare.script_launch import ScriptPlan
@@ -291,7 +291,7 @@ def _conclude(
     if trouble:
         print(f"gossamer: {trouble}", file=sys.stderr)
     elif as_json:
-        progress.events_as_json(RankEvent(Kept(code, str(folder / RECORD), str(folder / "report.html"))))
+        progress.events_as_json(RankEvent(FilesWritten(code, str(folder / RECORD), str(folder / "report.html"))))
     elif not quiet:
         console().print(f"\nreport: {folder / 'report.html'}", markup=False, soft_wrap=True)
     raise typer.Exit(code or int(bool(trouble)))

@@ -137,7 +137,7 @@ class AllDone:
 
 
 @dataclass
-class Kept:
+class FilesWritten:
     """Record and report are written; `code` is the exit code."""
 
     code: int
@@ -193,7 +193,7 @@ KINDS: dict[str, type[Any]] = {
     "script end": ScriptEnded,
     "broken": Broken,
     "done": AllDone,
-    "written": Kept,
+    "written": FilesWritten,
     "attached": ScriptAttached,
     "refused": ScriptRefused,
     "died": ScriptDied,
