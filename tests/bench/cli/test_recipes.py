@@ -46,6 +46,17 @@ def test_several_ranks_a_node_are_counted_at_the_nodes_card(say: Say) -> None:
     assert "through the card of a node:" in out
 
 
+def test_a_card_says_up_to_what_severity_machines_are_busy(say: Say) -> None:
+    row = facts(say, "diloco(30) + allreduce(fp32())")
+    models = row["sent_bytes_per_step"] / (4 * row["parameters"])
+    assert row["busy_up_to"] == [pytest.approx(1 / 19 / models, rel=1e-3), pytest.approx(1 / 0.95 / models, rel=1e-3)]
+    code, out, _ = say("recipes", "diloco(30) + allreduce(fp32())", "--parameters", "40000")
+    assert code == 0
+    assert "95 % busy up to S = 1.1, with full overlap 21" in out
+    row = facts(say, "nodes(scatter(qsgd()), 4)", "--hosts", "8")
+    assert row["busy_up_to"][0] == pytest.approx(row["parameters"] * 4 / 19 / row["card_bytes_per_step"], rel=1e-3)
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
