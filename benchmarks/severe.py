@@ -91,13 +91,14 @@ def race(workload: Workload, text: str, target: float, most: int) -> Result:
     optimizer = workload.optimizer(model)
     spent, kept = 0.0, list[tuple[int, float, dict[str, Tensor]]]()
     with gossamer.attach(model, optimizer, recipe) as comm:
+        before = comm.ledger.sent  # all ranks have been sent rank 0's model
         for step in range(1, most + 1):
             began = time.perf_counter()
             train_step(workload, model, optimizer, step - 1)
             spent += time.perf_counter() - began
             if recipe.schedule.ends_round(step):
                 kept.append((step, spent, {name: x.clone() for name, x in model.state_dict().items()}))
-        sent = comm.ledger.sent / most
+        sent = (comm.ledger.sent - before) / most
     for step, seconds, state in kept:
         model.load_state_dict(state)
         quality = torch.tensor([workload.evaluate(model)])
