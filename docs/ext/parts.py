@@ -248,7 +248,7 @@ def _preset(name: str, make: Callable[..., Recipe]) -> list[str]:
     lines += [f"With its defaults{note}: `{recipe}`", ""]
     lines += ["Made of " + ", ".join(f"[{n}]({path_of(p)})" for n, p in found.items()) + ".", ""]
     if (bearable := Bearable.of(sent(recipe, RANKS[0]) / (4 * SIDE * SIDE))) is not None:
-        lines += [f"[Severity](../choosing.md#severity): {bearable}, with {RANKS[0]} ranks.", ""]
+        lines += [f"Severity (see *Choosing a recipe*): {bearable}, with {RANKS[0]} ranks.", ""]
     if refused := catalogue.refused_with(recipe, name):
         lines += ["Refused:", "", *refusal_table(refused), ""]
     return [*lines, f"Paper: {_escape(docs.paper)}"] if docs.paper else lines

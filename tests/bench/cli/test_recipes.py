@@ -208,7 +208,7 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
         ("slowmo", "gossamer.ddp.register(ddp_model, 'slowmo')", "use gossamer.attach"),
         ("sgp", "attach(..., buffers='average')", "pass 'local'"),
         ("sgp", "sgp + error_feedback()", "drop the memory"),
-        ("qsgd", "allreduce(qsgd())", "scatter(qsgd())"),
+        ("qsgd", "allreduce(qsgd(bucket=128))", "scatter(qsgd(bucket=128))"),
         ("powersgd", "powersgd + none()", "error_feedback()"),
         ("diana", "diana + error_feedback()", "can diverge"),
     ],
@@ -300,9 +300,9 @@ def test_a_part_is_explained_by_name_and_with_its_arguments(say: Say) -> None:
 
 
 def test_where_a_recipe_has_a_part_s_name_the_recipe_is_meant_unless_parts_are_asked_for(say: Say) -> None:
-    assert facts(say, "qsgd")["expression"] == "scatter(qsgd())"
+    assert facts(say, "qsgd")["expression"] == "scatter(qsgd(bucket=128))"
     assert facts(say, "qsgd", "--parts")["kind"] == "codec"
-    assert facts(say, "qsgd(bits=2)")["expression"] == "scatter(qsgd(bits=2))"
+    assert facts(say, "qsgd(bits=2)")["expression"] == "scatter(qsgd(bits=2, bucket=128))"
     assert facts(say, "qsgd(bits=2)", "--parts")["expression"] == "qsgd(bits=2)"
 
 
