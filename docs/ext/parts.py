@@ -23,6 +23,7 @@ from gossamer.core.contracts import LinearCodec
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, registry
 from gossamer.core.ranges import ranges_of
+from gossamer.costs import Bearable
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -246,6 +247,8 @@ def _preset(name: str, make: Callable[..., Recipe]) -> list[str]:
     note = " (for epochs of 100 steps)" if "epoch" in inspect.signature(make).parameters else ""
     lines += [f"With its defaults{note}: `{recipe}`", ""]
     lines += ["Made of " + ", ".join(f"[{n}]({path_of(p)})" for n, p in found.items()) + ".", ""]
+    if (bearable := Bearable.of(sent(recipe, RANKS[0]) / (4 * SIDE * SIDE))) is not None:
+        lines += [f"Severity (see *Choosing a recipe*): {bearable}, with {RANKS[0]} ranks.", ""]
     if refused := catalogue.refused_with(recipe, name):
         lines += ["Refused:", "", *refusal_table(refused), ""]
     return [*lines, f"Paper: {_escape(docs.paper)}"] if docs.paper else lines

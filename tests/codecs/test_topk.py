@@ -58,18 +58,22 @@ def test_of_a_block_the_largest_are_kept_and_a_model_may_have_several() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scope", ["tensor", "block", "global"])
 @pytest.mark.parametrize("ratio", [0.01, 0.1, 0.9, 1.0])
-def test_both_index_codes_mean_the_same(shape: str, scope, ratio: float) -> None:
+def test_all_index_codes_mean_the_same(shape: str, scope, ratio: float) -> None:
     x = block(shape)
-    plain, rice = TopK(ratio, scope), TopK(ratio, scope, "rice")
+    plain, rice, fixed = TopK(ratio, scope), TopK(ratio, scope, "rice"), TopK(ratio, scope, "elias_fano")
     assert torch.equal(roundtrip(plain, x), roundtrip(rice, x))
+    assert torch.equal(roundtrip(plain, x), roundtrip(fixed, x))
     assert len(rice.encode(x, {}, context())) <= plain.wire_limit(x.layout)
+    assert len(fixed.encode(x, {}, context())) == fixed.wire_bytes(x.layout) <= plain.wire_bytes(x.layout)
 
 
 def test_the_index_code_is_shorter_on_a_real_size() -> None:
     x = vector(torch.randn(100_000, generator=torch.Generator().manual_seed(1)))
-    plain, rice = (TopK(0.01, index=i).encode(x, {}, context()).numel() for i in ("int32", "rice"))
+    codes = ("int32", "rice", "elias_fano")
+    plain, rice, fixed = (TopK(0.01, index=i).encode(x, {}, context()).numel() for i in codes)
     assert plain == 8000
     assert (rice - 4000) * 8 / 1000 < 9  # bits an index
+    assert fixed == 4000 + (1000 * 6 + 1000 + 99_999 // 64 + 7) // 8  # whatever the data
 
 
 @settings(max_examples=50)

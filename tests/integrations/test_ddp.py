@@ -272,7 +272,8 @@ def test_what_a_hook_cannot_do_is_refused_with_a_hint(gang2: Gang) -> None:
         assert all("gossamer.attach" in text for text in [*beyond, bare])
         assert len(beyond) == 7
         assert (
-            "recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1" in unlike
+            "recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd(bucket=128))' on rank(s) 1"
+            in unlike
         )
 
 

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {  # what rank 0 says, what
     "recipe": (
         {},
         {"recipe": "qsgd"},
-        ("recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1",),
+        ("recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd(bucket=128))' on rank(s) 1",),
     ),
     "seed": ({}, {"seed": 4}, ("seed: 3 on rank(s) 0; 4 on rank(s) 1",)),
     "deadline": ({}, {"deadline": 21.0}, ("deadline",)),
@@ -100,7 +100,10 @@ def test_what_differs_is_said_on_every_rank(gang2: Gang, case: str) -> None:
 
 def test_of_four_ranks_the_odd_one_is_named(gang4: Gang) -> None:
     for text, _ in gang4.run(disagreeing, "recipe"):
-        assert "'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd())' on rank(s) 1, 2, 3" in text
+        assert (
+            "'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd(bucket=128))' on rank(s) 1, 2, 3"
+            in text
+        )
 
 
 def different_weights(rank: int, size: int) -> list[torch.Tensor]:

@@ -40,10 +40,10 @@ def test_numba_is_optional_and_imported_late(script):
 
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
 def test_warmup_compiles_everything_that_a_step_needs():
-    from gossamer.kernels.cpu import eden, indices, lanes, levels, quantise, scales, select, sign, ternary
+    from gossamer.kernels.cpu import eden, indices, lanes, levels, places, quantise, scales, select, sign, ternary
 
     def compiled() -> int:
-        modules = (eden, indices, lanes, levels, quantise, scales, select, sign, ternary)
+        modules = (eden, indices, lanes, levels, places, quantise, scales, select, sign, ternary)
         values = [value for module in modules for value in vars(module).values()]
         return sum(len(value.signatures) for value in values if hasattr(value, "signatures"))
 

@@ -71,6 +71,7 @@ def wires() -> dict[str, str]:
         for part in (2, 10):
             chosen = kernels.topk(x, -(-n // part))
             found[f"indices{part}.{n}"] = kernels.index_encode(chosen, n)
+            found[f"places{part}.{n}"] = kernels.places_encode(chosen.long().view(1, -1), n)
     return {name: bytes(wire.tolist()).hex() for name, wire in found.items()}
 
 

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer import kernels
+from gossamer.kernels.backends import twin
 from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops, stretched
+from gossamer.kernels.layout import Places
 from gossamer.kernels.scales import clipped_scales
 
 pytestmark = pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
@@ -398,3 +400,23 @@ def test_an_index_outside_is_refused_by_a_mean_too(backend, wrong):
     places = [torch.tensor([0, 3], dtype=torch.int32), torch.tensor([2, wrong], dtype=torch.int32)]
     with kernels.using(backend), pytest.raises(kernels.CorruptWire):
         kernels.sparse_mean(places, [torch.ones(2), torch.ones(2)], torch.zeros(9))
+
+
+@settings(deadline=None)
+@given(
+    n=st.sampled_from([1, 2, 63, 64, 100, 4096]) | st.integers(1, 3000),
+    rows=st.integers(0, 5),
+    seed=st.integers(0, 2**20),
+)
+def test_places(n, rows, seed):
+    rng = torch.Generator().manual_seed(seed)
+    keep = int(torch.randint(1, n + 1, (1,), generator=rng)) if seed % 3 else min(n, 1 + n // 64)
+    places = torch.rand(rows, n, generator=rng).topk(keep).indices.sort(1).values
+    (wire,) = both(lambda: [kernels.places_encode(places, n)])
+    assert wire.numel() == rows * kernels.place_bytes(keep, n)
+    (back,) = both(lambda: [kernels.places_decode(wire, rows, keep, n)])
+    assert torch.equal(back, places)
+    form = Places(keep, n)
+    if form.row_bytes and rows:  # and of what nobody wrote they say the same
+        noise = torch.randint(0, 256, (wire.numel(),), generator=rng, dtype=torch.uint8)
+        both(lambda: [twin("places", "decode", noise.device)(noise, form)])

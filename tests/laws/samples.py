@@ -120,6 +120,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "topk(ratio=1.0)",
         "topk(ratio=0.3, scope='global')",
         "topk(ratio=0.3, index='rice')",
+        "topk(ratio=0.3, index='elias_fano')",
         "topk(ratio=0.05, scope='global', index='rice')",
     ),
 }

@@ -192,7 +192,7 @@ def test_a_preset_is_read_by_name_and_by_call(name: str) -> None:
         ("topk(0.1, 'global')", Recipe(Gather(TopK(0.1, "global")), ErrorFeedback())),
         ("diana(bits=4, momentum=0.5, l1=0.1)", Recipe(Gather(QSGD(4)), DIANA(momentum=0.5), EveryStep(l1=0.1))),
         ("gather(qsgd()) + diana(momentum=0.5)", Recipe(Gather(QSGD()), DIANA(momentum=0.5))),
-        ("qsgd + diana()", Recipe(Scatter(QSGD()), DIANA())),
+        ("qsgd + diana()", Recipe(Scatter(QSGD(bucket=128)), DIANA())),
         ("diana + local_sgd(8)", replace(recipes.diana(), schedule=recipes.local_sgd(8).schedule)),
         ("topk + none(allow_biased=True)", Recipe(Gather(TopK(scope="block")), NoMemory(allow_biased=True))),
         ("slowmo(8, beta=0.5)", recipes.slowmo(8, 0.5)),
@@ -206,7 +206,7 @@ def test_texts_mean_what_they_say(text: str, expected: Recipe) -> None:
 def test_a_recipe_and_a_part_are_recipes_already() -> None:
     recipe = recipes.qsgd()
     assert Recipe.of(recipe) is recipe
-    assert Recipe.of(Scatter(QSGD())) == recipe
+    assert Recipe.of(Scatter(QSGD(bucket=128))) == recipe
 
 
 def test_parts_may_come_in_any_order() -> None:

@@ -1,4 +1,4 @@
-"""Tiles: a tensor cut into equal pieces with the same number of elements kept in each, so that an index takes few bits."""
+"""Tiles: a tensor cut into equal pieces with the same number of elements kept in each, so that a place takes few bits."""
 
 from functools import lru_cache
 from math import ceil, prod
@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.codecs.atoms import waves
 from gossamer.core.parts import require
 
-PLACES = 4096  # in a tile at most, so that 12 bits name one
+LONGEST_SIDE = 65_536  # so that a place in a tile has at most 32 bits
 
 
 class Tiling(NamedTuple):
@@ -73,8 +73,8 @@ class Tiling(NamedTuple):
 
 def check_side(codec: str, side: int) -> None:
     require(
-        side >= 1 and side**2 <= PLACES,
-        f"{codec}: side must be between 1 and 64, got {side}: 12 bits name a place in a tile",
+        1 <= side <= LONGEST_SIDE,
+        f"{codec}: side must be between 1 and 65,536, got {side}: a place in a tile has at most 32 bits; 64 is usual",
     )
 
 
@@ -90,28 +90,6 @@ def largest(tiles: Tensor, keep: int) -> tuple[Tensor, Tensor]:
 
 
 def spread(places: Tensor, values: Tensor, width: int) -> Tensor:
-    """Tiles with these values and zeros elsewhere; an index may occur twice in a damaged message."""
+    """Tiles with these values and zeros elsewhere; a place beyond the tile, of a damaged message, spoils its last element."""
+    values = values.masked_fill(places >= width, torch.nan)
     return values.new_zeros(values.shape[0], width).scatter_(1, places.clamp(max=width - 1), values)
-
-
-def place_bytes(count: int) -> int:
-    """Bytes of `count` indices: two take three bytes."""
-    return (3 * count + 1) // 2
-
-
-def write_places(places: Tensor) -> Tensor:
-    """Write indices in 12 bits each.
-
-    >>> read_places(write_places(torch.tensor([1, 4095, 7])), 3).tolist()
-    [1, 4095, 7]
-    """
-    flat = torch.nn.functional.pad(places.view(-1), (0, places.numel() % 2)).view(-1, 2)
-    a, b = flat[:, 0], flat[:, 1]
-    packed = torch.stack([a & 255, (a >> 8) | ((b & 15) << 4), b >> 4], 1).to(torch.uint8).view(-1)
-    return packed[: place_bytes(places.numel())]
-
-
-def read_places(wire: Tensor, count: int) -> Tensor:
-    x = torch.nn.functional.pad(wire.long(), (0, -wire.numel() % 3)).view(-1, 3)
-    a, b = x[:, 0] | ((x[:, 1] & 15) << 8), (x[:, 1] >> 4) | (x[:, 2] << 4)
-    return torch.stack([a, b], 1).view(-1)[:count]

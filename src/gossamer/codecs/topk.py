@@ -30,10 +30,12 @@ class TopK(Codec):
     Use: where few elements hold most of the gradient, as in embeddings; with `error_feedback()`.
 
     Not for: gathers among many ranks, unless the ratio shrinks with their number. `index="rice"` shortens messages, costs one
-    more message, and is for CPUs: on a GPU the host does not know the length of a message in advance.
+    more message, and is for CPUs: on a GPU the host does not know the length of a message in advance. `index="elias_fano"` is known
+    in advance, and nearly as short where elements are as if drawn at random.
 
-    Wire: 4 k bytes of float32 values, and 4 k of int32 indices, or their gaps in a block-adaptive Rice code (`index="rice"`,
-    typically 3 to 12 bits an index; lengths then depend on the data and cost one small gather more).
+    Wire: 4 k bytes of float32 values, and 4 k of int32 indices; or these in Elias and Fano's code (`index="elias_fano"`, some
+    2 + log2(n / k) bits an index, 8.6 for one percent); or their gaps in a block-adaptive Rice code (`index="rice"`, typically 3 to 12
+    bits an index; lengths then depend on the data and cost one small gather more).
 
     >>> from gossamer.core.rng import CounterRng
     >>> block = Bucket.of({"w": torch.tensor([0.1, -3.0, 0.2, 2.0])})
@@ -48,7 +50,7 @@ class TopK(Codec):
 
     ratio: Annotated[float, LogRange(0.001, 0.1)] = 0.01
     scope: Annotated[Literal["tensor", "block", "global"], Choice("tensor", "block", "global")] = "tensor"
-    index: Literal["int32", "rice"] = "int32"
+    index: Literal["int32", "elias_fano", "rice"] = "int32"
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"topk: ratio must lie in (0, 1], got {self.ratio}; 0.01 sends one percent")
@@ -73,22 +75,32 @@ class TopK(Codec):
         return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int | None:
-        return 8 * self._count(layout) if self.index == "int32" else None
+        if self.index == "int32":
+            return 8 * self._count(layout)
+        return None if self.index == "rice" else self.wire_limit(layout)
 
     def wire_limit(self, layout: Layout) -> int:
-        return 8 * self._count(layout) + 1  # the index code falls back to int32 behind one byte of mode
+        count = self._count(layout)
+        if self.index == "elias_fano":
+            return 4 * count + kernels.place_bytes(count, layout.numel)
+        return 8 * count + 1  # the Rice code falls back to int32 behind one byte of mode
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, layout = block.flat.float(), block.layout
-        if self.index == "rice":
+        if self.index != "int32":
             indices = torch.empty(self._count(layout), dtype=torch.int32, device=flat.device)
             self._select(flat, layout, indices)
-            return pack(flat.index_select(0, indices), kernels.index_encode(indices, block.numel))
+            return pack(flat.index_select(0, indices), self._write(indices, block.numel))
         wire = layout.buffers.of(self.wire_limit(layout) - 1, flat.device)
         values, indices = wire.view(torch.float32).view(2, -1)
         self._select(flat, layout, indices.view(torch.int32))
         torch.index_select(flat, 0, indices.view(torch.int32), out=values)
         return wire
+
+    def _write(self, indices: Tensor, n: int) -> Tensor:
+        if self.index == "rice":
+            return kernels.index_encode(indices, n)
+        return kernels.places_encode(indices.long().view(1, -1), n)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         indices, values = self._open(wire, layout)
@@ -109,6 +121,8 @@ class TopK(Codec):
         values, rest = take(wire, torch.float32, count)
         if self.index == "rice":
             return kernels.index_decode(rest, count, layout.numel), values
+        if self.index == "elias_fano":
+            return kernels.places_decode(rest, 1, count, layout.numel).view(-1).int(), values
         expect(rest, 4 * count, "topk indices")
         return take(rest, torch.int32, count)[0], values
 

@@ -11,6 +11,7 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.layout import CorruptWire
 from gossamer.kernels.levels import levels_accumulate, levels_decode, levels_encode, levels_most
+from gossamer.kernels.places import place_bytes, places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -57,6 +58,9 @@ __all__ = [
     "levels_encode",
     "levels_most",
     "mix3",
+    "place_bytes",
+    "places_decode",
+    "places_encode",
     "quantise",
     "quantise_accumulate",
     "quantise_bytes",

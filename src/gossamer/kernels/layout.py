@@ -252,3 +252,25 @@ class Rotated(NamedTuple):
                 out.append((begin, count, size))
             begin, size = begin + count * size, size // 2
         return out
+
+
+class Places(NamedTuple):
+    """How `keep` of the places from 0 to n - 1 are written: so many low bits of each, then a row of bits for their high parts."""
+
+    keep: int
+    n: int
+
+    @property
+    def low(self) -> int:
+        """Low bits of a place: the fewest of those that make a row shortest."""
+        return min(range(self.n.bit_length() + 1), key=lambda low: low * self.keep + ((self.n - 1) >> low))
+
+    @property
+    def low_bits(self) -> int:
+        return self.low * self.keep
+
+    @property
+    def row_bytes(self) -> int:
+        if self.keep == self.n:
+            return 0
+        return -(-(self.low_bits + self.keep + ((self.n - 1) >> self.low)) // 8)

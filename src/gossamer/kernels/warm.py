@@ -15,6 +15,7 @@ from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
+from gossamer.kernels.places import places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
@@ -38,7 +39,7 @@ def warmup(*families: str, device: torch.device | str = "cpu") -> None:
     """Compile kernels, or load them from the cache, so that the first training step does not wait.
 
     All of them, or those of some families: "scales", "ternary", "quantise" (4 bits in buckets of 512), "levels", "sign",
-    "select", "indices", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision), "eden" (2 bits in
+    "select", "indices", "places", "lanes", "sketch", "small" (int8 and e4m3, at random), "follow" (in single precision), "eden" (2 bits in
     blocks of 1024). On a GPU a few variants are left to the first step, as others of bits and buckets.
     """
     unknown = sorted(set(families) - set(_FAMILIES))
@@ -110,6 +111,11 @@ def _indices(x: Tensor) -> None:
     index_decode(index_encode(chosen, x.numel()), 32, x.numel())
 
 
+def _places(x: Tensor) -> None:
+    chosen = torch.arange(32, device=x.device).view(2, 16)
+    places_decode(places_encode(chosen, 64), 2, 16, 64)
+
+
 def _lanes(x: Tensor) -> None:
     lanes_unpack(lanes_pack(x.to(torch.int8), 1, 5), x.numel(), 1, 5)
 
@@ -140,6 +146,7 @@ _FAMILIES: dict[str, Callable[[Tensor], None]] = {
     "sign": _sign,
     "select": _select,
     "indices": _indices,
+    "places": _places,
     "lanes": _lanes,
     "sketch": _sketch,
     "small": _small,

@@ -94,17 +94,18 @@ def terngrad(
 
 
 @preset
-def qsgd(bits: int = 4, bucket: int = 512, norm: Literal["max", "l2"] = "max") -> Recipe:
+def qsgd(bits: int = 4, bucket: int = 128, norm: Literal["max", "l2"] = "max") -> Recipe:
     """Stochastic rounding to 4 bits per element, in both phases.
 
-    Use: below about 1 Gbit/s where `terngrad` is too coarse: 8 times fewer bytes at 4 bits whatever the number of
-    ranks, unbiased, and no residual.
+    Use: below about 1 Gbit/s where `terngrad` is too coarse: 7.5 times fewer bytes at 4 bits whatever the number of
+    ranks, unbiased, and no residual. Buckets of 128 elements have 36 to 45 % less noise than the 512 of `qsgd()` the codec, for 4.6 %
+    more bytes, on the gradients of three workloads; with 2 bits 512 are the better use of bytes.
 
     Not for: links on which dense hides behind backward. Below 4 bits its noise grows fast and costs steps: then
-    take more bits or smaller buckets.
+    take more bits, or `eden`.
 
-    The second phase encodes the mean again. At 4 bits that doubles a small variance (Gaussian gradients of 8 ranks: .07
-    instead of .03) and cost no steps: a small Transformer on four ranks had a loss of 4.78 after 100, dense 4.77.
+    The second phase encodes the mean again. At 4 bits that doubles a small variance (with buckets of 512, Gaussian gradients of 8
+    ranks: .07 instead of .03) and cost no steps: a small Transformer on four ranks had a loss of 4.78 after 100, dense 4.77.
 
     Paper: Alistarh et al., QSGD, NIPS 2017.
     """

@@ -5,6 +5,8 @@ learning rates, over two seeds. "By label" means that each rank has its own labe
 seeds differ by up to .2.
 """
 
+from typing import Literal
+
 from gossamer.codecs import QSGD, TileTopK
 from gossamer.exchanges import Gather, Scatter
 from gossamer.memories import ErrorFeedback
@@ -167,21 +169,24 @@ def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momen
 
 
 @preset
-def sparse_loco(every: int = 30, keep: int = 64, rate: float = 1.0, decay: float = 0.95) -> Recipe:
+def sparse_loco(
+    every: int = 30, keep: int = 64, rate: float = 1.0, decay: float = 0.95, places: Literal["fixed", "rice"] = "fixed"
+) -> Recipe:
     """Top-k of the model difference after 30 local steps, in 2 bits, with error feedback.
 
     e_i = decay e_i + D_i; send the largest `keep` of every 64 x 64 of it; e_i -= what was sent;  a -= rate mean(sent). There is
     no outer momentum: the residual acts as one. The mean is over all ranks; the authors' code divides each element by the
     number of ranks that sent it, and clips ranks' values to their median norm.
 
-    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 146 times shorter than the model.
+    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 199 times shorter than the model
+    (of 5.8 million parameters), and with `places="rice"`, on CPUs, 207 times.
 
     Not for: many ranks: bytes grow with their number. Nor runs of a few rounds: most of the updates wait in the residual.
 
     Paper: Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025.
     """
     return Recipe(
-        Gather(TileTopK(keep)),
+        Gather(TileTopK(keep, places=places)),
         ErrorFeedback(decay=decay),
         SlowMo(every, beta=0.0, alpha=rate, by_lr=False),
     )

@@ -176,7 +176,15 @@ def test_in_a_lab_it_sees_the_labs_network(shell: Shell) -> None:
     assert facts["lab"] == {"inside": True}
     assert facts["link"]["ranks"] == 3
     assert 1e6 < facts["link"]["bits_per_s"] < 55e6
+    assert facts["link"]["severity"] == pytest.approx(32e6 / facts["link"]["bits_per_s"], rel=1e-3)
     shell.expect_nothing()
+
+
+def test_a_link_is_said_to_be_so_severe_for_each_million_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    link = {"severity": 0.16, "ranks": 2, "alpha_us": 30.0, "bits_per_s": 200_000_000}
+    rows = dict(doctor._rows(doctor.environment() | {"link": link}))
+    assert rows["severity"] == "0.16 for each million parameters, over the seconds that a step computes"
 
 
 def test_links_are_saved_by_all_ranks_or_not_at_all(examine: Say, tmp_path: Path) -> None:

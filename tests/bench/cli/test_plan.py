@@ -43,6 +43,7 @@ def test_json_says_the_same(say: Say) -> None:
     assert code == 0
     found = json.loads(out)
     assert found["verdict"][0].startswith("qsgd: ")
+    assert found["severity"] == pytest.approx(4 * found["model"]["parameters"] / 125e6 / 0.35, rel=1e-3)
     assert [row["recipe"] for row in found["baselines"]] == ["ddp", "ddp-bf16", "ddp, 4 micro-batches", "compute"]
     row, refused = found["recipes"]
     assert row["low_s"] <= row["step_s"] <= row["high_s"]

@@ -46,6 +46,17 @@ def test_several_ranks_a_node_are_counted_at_the_nodes_card(say: Say) -> None:
     assert "through the card of a node:" in out
 
 
+def test_a_card_says_up_to_what_severity_machines_are_busy(say: Say) -> None:
+    row = facts(say, "diloco(30) + allreduce(fp32())")
+    models = row["sent_bytes_per_step"] / (4 * row["parameters"])
+    assert row["busy_up_to"] == [pytest.approx(1 / 19 / models, rel=1e-3), pytest.approx(1 / 0.95 / models, rel=1e-3)]
+    code, out, _ = say("recipes", "diloco(30) + allreduce(fp32())", "--parameters", "40000")
+    assert code == 0
+    assert "95 % busy up to S = 1.1, with full overlap 21" in out
+    row = facts(say, "nodes(scatter(qsgd()), 4)", "--hosts", "8")
+    assert row["busy_up_to"][0] == pytest.approx(row["parameters"] * 4 / 19 / row["card_bytes_per_step"], rel=1e-3)
+
+
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
@@ -197,7 +208,7 @@ def test_ddp_takes_what_is_not_said_to_be_refused(name: str) -> None:
         ("slowmo", "gossamer.ddp.register(ddp_model, 'slowmo')", "use gossamer.attach"),
         ("sgp", "attach(..., buffers='average')", "pass 'local'"),
         ("sgp", "sgp + error_feedback()", "drop the memory"),
-        ("qsgd", "allreduce(qsgd())", "scatter(qsgd())"),
+        ("qsgd", "allreduce(qsgd(bucket=128))", "scatter(qsgd(bucket=128))"),
         ("powersgd", "powersgd + none()", "error_feedback()"),
         ("diana", "diana + error_feedback()", "can diverge"),
     ],
@@ -289,9 +300,9 @@ def test_a_part_is_explained_by_name_and_with_its_arguments(say: Say) -> None:
 
 
 def test_where_a_recipe_has_a_part_s_name_the_recipe_is_meant_unless_parts_are_asked_for(say: Say) -> None:
-    assert facts(say, "qsgd")["expression"] == "scatter(qsgd())"
+    assert facts(say, "qsgd")["expression"] == "scatter(qsgd(bucket=128))"
     assert facts(say, "qsgd", "--parts")["kind"] == "codec"
-    assert facts(say, "qsgd(bits=2)")["expression"] == "scatter(qsgd(bits=2))"
+    assert facts(say, "qsgd(bits=2)")["expression"] == "scatter(qsgd(bits=2, bucket=128))"
     assert facts(say, "qsgd(bits=2)", "--parts")["expression"] == "qsgd(bits=2)"
 
 

@@ -63,7 +63,7 @@ def test_a_script_trains_under_every_recipe_that_is_named(gang2: Gang) -> None:
     assert [r.status for r in record.runs] == ["ok"] * 4
     assert [s.step for s in qsgd.steps] == list(range(1, 9))
     assert all(math.isfinite(s.loss) and s.wait is not None and s.codec is not None for s in qsgd.steps)
-    assert (dense.recipe, qsgd.recipe) == ("allreduce(fp32())", "scatter(qsgd())")
+    assert (dense.recipe, qsgd.recipe) == ("allreduce(fp32())", "scatter(qsgd(bucket=128))")
     elements = 8 * 16 + 16 + 16 + 1
     assert dense.wire_bytes == 8 * 4 * elements == ddp.wire_bytes
     assert 0 < (qsgd.wire_bytes or 0) < 8 * elements

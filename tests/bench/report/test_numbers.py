@@ -223,6 +223,24 @@ def test_markdown_table() -> None:
     assert "  <its host was killed> & gone" in lines  # inside a fence, as it is
 
 
+def test_how_slow_the_network_was_for_the_model_is_said_where_computing_was_measured() -> None:
+    """Four bytes a parameter over 25 MB/s, over the seconds that the run which computes alone takes, or the others' own measure."""
+    ran = Run("qsgd", "qsgd", steps=[Step(i, i * 1.0, 5.0, 10 * i, compute=0.2) for i in range(1, 4)])
+    several = record([ran])
+    several.parameters = 5_000_000
+    assert study_of(several).severity == pytest.approx(20e6 / 25e6 / 0.2)
+    assert ", seed 0, severity 4.0." in write_markdown(several)
+    assert "seed 0, severity 4.0" in render(several)
+    several.rate = "1gbit,3:200mbit/100mbit"  # the slowest counts
+    assert study_of(several).severity == pytest.approx(8.0)
+    alone = Run("compute", "compute", yardstick=True, steps=[Step(i, i * 0.1, 5.0, 0) for i in range(1, 4)])
+    several.runs.append(alone)
+    assert study_of(several).severity == pytest.approx(16.0)
+    for network in ("unshaped", "two tins and a string"):
+        several.rate = network
+        assert "severity" not in write_markdown(several)
+
+
 def test_markdown_survives_names() -> None:
     odd = record([run("a|b", (9, 4.0), status="failed")])
     odd.runs[0].error = "``` <script>"

@@ -21,6 +21,7 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
+from gossamer.costs import severity
 from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen
 
@@ -125,6 +126,7 @@ def _save(path: Path, force: bool) -> int:
         ("a message", say_seconds(found.latency.value), found.latency.spread),
         ("links", ", ".join(dict.fromkeys(map(say_rate, found.links))), found.link_spread),
         *((name, f"{f.value:.0%} of a link", f.spread) for name, f in (("ring", found.ring), ("pairs", found.pairs))),
+        ("severity", _severity_in_words(severity(10**6, min(found.links), 1.0)), found.link_spread),
         ("two rings at once", f"{found.shared.value:.0%} of a link", found.shared.spread),
         ("a byte's processor time", f"{1e9 * found.byte_seconds:.2f} ns, sent or received", 0.0),
     ]
@@ -149,6 +151,7 @@ def _link() -> Found:
     if found.size == 1:
         return {"ranks": 1}
     return {
+        "severity": severity(10**6, found.rate, 1.0),
         "ranks": found.size,
         "alpha_us": round(found.alpha * 1e6, 1),
         "bits_per_s": round(found.rate * 8),
@@ -177,6 +180,8 @@ def _rows(found: Found) -> list[tuple[str, str]]:
     rows += _lab_in_words(found["lab"])
     if "link" in found:
         rows.append(("link", _link_in_words(found["link"])))
+        if "severity" in found["link"]:
+            rows.append(("severity", _severity_in_words(found["link"]["severity"])))
     return rows
 
 
@@ -207,3 +212,7 @@ def _link_in_words(link: Found) -> str:
         f"{say_rate(link['bits_per_s'] / 8)} each way (1 / beta)",
     )
     return f"{link['ranks']} ranks{where}: {alpha}, {rate}"
+
+
+def _severity_in_words(of_a_million: float) -> str:
+    return f"{of_a_million:.2g} for each million parameters, over the seconds that a step computes"

@@ -107,6 +107,10 @@ def _sent(out: Console, card: Card, rows: list[tuple[str, Card]]) -> None:
     for _, row in rows:
         if row["card_bytes_per_step"] is not None:
             _padded(out, f"through the card of a node: {size(row['card_bytes_per_step'])}", 2)
+        if row["busy_up_to"] is not None and len(rows) == 1:
+            _padded(
+                out, f"{row['busy_up_to']} [dim](S: seconds to send the model over those of a step's computing)[/]", 2
+            )
     if link:
         _padded(
             out,

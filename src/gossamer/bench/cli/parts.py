@@ -15,6 +15,7 @@ from gossamer.bench.workloads import get
 from gossamer.core import plugins
 from gossamer.core.errors import RecipeError
 from gossamer.core.parts import Part, nearest, parse, registry
+from gossamer.costs import Bearable
 from gossamer.planning import Momenta, bytes_between, bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
@@ -210,4 +211,5 @@ def _bytes(recipe: Recipe, query: CostQuery) -> dict[str, Any]:
         "card_bytes_per_step": None if card is None else round(card),
         "seconds_per_step": query.seconds(sent if card is None else card),
         "ratio_to_dense": round(query.dense() / sent, 2) if sent else None,
+        "busy_up_to": Bearable.of((sent if card is None else card) / (4 * query.numel)),
     }

@@ -10,6 +10,7 @@ from rich.table import Table
 from gossamer.bench.cli.console import console
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.costs.severity import severity
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import Interval
@@ -48,8 +49,7 @@ def _setting(plan: TrainingPlan) -> str:
 
 
 def _severity(plan: TrainingPlan) -> float:
-    """The seconds to send the model once, in float32, over the seconds of computing."""
-    return 0.0 if plan.cluster.rate == inf else plan.model.bytes / plan.cluster.rate / plan.model.computing
+    return severity(plan.model.numel, plan.cluster.rate, plan.model.computing)
 
 
 def _rows(plan: TrainingPlan, narrow: bool) -> Table:

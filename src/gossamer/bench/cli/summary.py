@@ -5,7 +5,7 @@ from rich.table import Table
 
 from gossamer.bench.cli.console import console
 from gossamer.bench.record import Record
-from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, size
+from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, severe, size
 from gossamer.bench.report.headline import headline
 from gossamer.bench.report.study import TOLERANCE, RunRow, Study, study_of
 
@@ -14,7 +14,9 @@ def summary(record: Record) -> None:
     """Print the outcome: a sentence, and a table with the fastest run to the baseline's quality first."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{_seeds(record)}")
+    out.print(
+        f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{_seeds(record)}{severe(study.severity)}"
+    )
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"

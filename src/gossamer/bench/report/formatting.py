@@ -84,6 +84,15 @@ def ranks_on(hosts: int, per_host: int = 1) -> str:
     return f"{hosts} host{'s' * (hosts != 1)}" + (f" of {per_host} ranks" if per_host > 1 else "")
 
 
+def severe(severity: float | None) -> str:
+    """How slow the network is for this model, after what else is said of both; nothing where it is not known or has no limit.
+
+    >>> severe(7.73), severe(None)
+    (', severity 7.7', '')
+    """
+    return f", severity {number(severity, 2)}" if severity else ""
+
+
 def seeds_of(seeds: Iterable[int]) -> str:
     """
     >>> seeds_of([7]), seeds_of([0, 1, 2])

@@ -12,6 +12,7 @@ from gossamer.bench.report.formatting import (
     rate,
     seconds,
     seeds_of,
+    severe,
     size,
     subject,
     times,
@@ -35,7 +36,7 @@ def write_markdown(record: Record) -> str:
     head = headline(study)
     what = record.summary if record.script else capital(subject(record.summary or record.workload))
     seeds = "" if record.script else f", {seeds_of(record.trials)}"
-    where = f"{what}, {ranks_on(record.hosts, record.per_host)} on {rate(record.rate)}{seeds}."
+    where = f"{what}, {ranks_on(record.hosts, record.per_host)} on {rate(record.rate)}{seeds}{severe(study.severity)}."
     parts = [f"**{_plain(head.title)}**", _plain(head.detail), _plain(where)]
     if record.note:
         parts.append(f"Note: {_plain(record.note)}")

@@ -21,6 +21,7 @@ FORMS = {
             formatting.capital,
             formatting.glued,
             formatting.ranks_on,
+            formatting.severe,
             formatting.seeds_of,
         ),
     )

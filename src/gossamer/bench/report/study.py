@@ -1,13 +1,16 @@
 """What a record says, computed once: the page, the Markdown table and the figures all show these numbers."""
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 
 from gossamer.bench.record import Record, Run, named
 from gossamer.bench.report.formatting import number, spoilt, staleness, times
 from gossamer.bench.report.time_to_target import Arrival, arrival, bounds, doubt, last_that_all_reached, ratio, tied
+from gossamer.core.errors import CostError
+from gossamer.costs import quantities, severity
 
 FEW = 1_000_000  # bytes; below, what processes say to find each other outweighs the training
 TOLERANCE = 0.05  # a ledger further than this from the interface's counter is flagged
@@ -79,6 +82,22 @@ class Study:
     @property
     def base(self) -> RunRow | None:
         return next((r for r in self.rows if r.baseline), None)
+
+    @property
+    def severity(self) -> float | None:
+        """Seconds to send the model once over a host's link, the slowest, over those of a step's computing.
+
+        None where nobody said how long it computed.
+        """
+        alone = [r.step for r in self.rows if r.run.alone and r.step]
+        computed = alone or [r.compute for r in self.rows if r.compute and not r.cut]
+        if not computed or not self.record.parameters:
+            return None
+        try:
+            slowest = min(quantities.rate(way) for way in re.split("[,/]", re.sub(r"\d+:", "", self.record.rate)))
+        except CostError:  # somebody's own words for a network
+            return None
+        return severity(self.record.parameters, slowest, median(computed))
 
     @property
     def others(self) -> list[RunRow]:

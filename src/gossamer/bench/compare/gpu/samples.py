@@ -247,6 +247,18 @@ def _from_gaps(n: int) -> Iterator[tuple[Any, ...]]:
     yield kernels.index_encode(indices, n), indices.numel(), n
 
 
+def _to_places(n: int) -> Iterator[tuple[Any, ...]]:
+    """Rows of all lengths, with few places of many and nearly all of them."""
+    for size, keep in ((4096, 64), (n, 1), (n, n // 2), (64, 63)):
+        rows = torch.rand(5, size, generator=torch.Generator().manual_seed(n), dtype=torch.float32)
+        yield rows.topk(min(max(keep, 1), size)).indices.sort(1).values, size
+
+
+def _from_places(n: int) -> Iterator[tuple[Any, ...]]:
+    for places, size in _to_places(n):
+        yield kernels.places_encode(places, size), *places.shape, size
+
+
 def _to_lanes(n: int) -> Iterator[tuple[Any, ...]]:
     yield (torch.arange(n) % 11 - 5).to(torch.int8), 5, 3
 
@@ -288,6 +300,8 @@ CALLS: dict[str, Calls] = {
     "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,
     "levels_encode": _to_rice,
+    "places_decode": _from_places,
+    "places_encode": _to_places,
     "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
     "quantise_decode": _decoded_codes,

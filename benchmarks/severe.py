@@ -1,0 +1,152 @@
+"""A network ten times slower than the demo's: time to DDP's quality, and the share of the time that is computing.
+
+gossamer lab --hosts 4 --rate 16mbit -- python benchmarks/severe.py [RECIPE ...] [--steps 240] [--patience 2]
+
+DDP itself would take --steps times 17 seconds, so its time is arithmetic: --steps times the median of ten of its own steps here. Its
+quality is trained without a network: every rank takes all ranks' batches, whose mean gradient is DDP's. A recipe trains for --patience
+times as many steps; its time is that of the first round whose models, judged afterwards, are as good as DDP's last, where DDP's
+time without a network is 1 T.
+Utilisation is the seconds of computing, measured while all ranks compute at once, over those of a mean step.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer.bench.workloads import Workload, get
+from gossamer.costs import severity
+from gossamer.recipe import Recipe
+
+LINE_UP = (
+    "diloco(30) + scatter(eden(4))",
+    "diloco(30) + scatter(eden(2))",
+    "diloco(100) + scatter(eden(4))",
+    "diloco(100) + scatter(eden(2))",
+    "streaming_diloco(30) + scatter(eden(4))",
+    "eager_diloco(30) + scatter(eden(4))",
+    "sparse_loco",
+    "sparse_loco(places='rice')",
+)
+DDP_STEPS, ALONE_STEPS = 10, 20
+
+
+@dataclass
+class Result:
+    """What a recipe took until it was as good as DDP, or in all where it never was."""
+
+    quality: float  # the mean over ranks, each of which judges its own model
+    steps: int
+    seconds: float
+    step: float  # seconds of a step, the mean of all
+    sent: float  # bytes a step, by the ledger; judging is not in it
+    reached: bool
+
+
+def train_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    optimizer.zero_grad()
+    workload.loss(model, workload.batch(step, dist.get_rank(), dist.get_world_size())).backward()
+    optimizer.step()
+
+
+def median_step(workload: Workload, steps: int, ddp: bool) -> float:
+    """Seconds of a step that computes alone, or of DDP's; of the slowest rank."""
+    model = workload.model()
+    optimizer, forward = workload.optimizer(model), DistributedDataParallel(model) if ddp else model
+    seconds = list[float]()
+    for step in range(steps + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        train_step(workload, forward, optimizer, step)
+        seconds.append(time.perf_counter() - began)
+    taken = torch.tensor([statistics.median(seconds[1:])])
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken)
+
+
+def quality_of_ddp(workload: Workload, steps: int) -> float:
+    """What DDP's model is worth after so many steps: the same steps, taken by every rank for all ranks."""
+    model, size = workload.model(), dist.get_world_size()
+    optimizer = workload.optimizer(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(size):
+            (workload.loss(model, workload.batch(step, rank, size)) / size).backward()
+        optimizer.step()
+    return workload.evaluate(model)
+
+
+def race(workload: Workload, text: str, target: float, most: int) -> Result:
+    """Train by a recipe, keep each rank's model at the end of each round, and look afterwards when it was as good as DDP's.
+
+    To judge in between would give messages in flight time to arrive.
+    """
+    recipe, model = Recipe.of(text), workload.model()
+    optimizer = workload.optimizer(model)
+    spent, kept = 0.0, list[tuple[int, float, dict[str, Tensor]]]()
+    with gossamer.attach(model, optimizer, recipe) as comm:
+        before = comm.ledger.sent  # all ranks have been sent rank 0's model
+        for step in range(1, most + 1):
+            began = time.perf_counter()
+            train_step(workload, model, optimizer, step - 1)
+            spent += time.perf_counter() - began
+            if recipe.schedule.ends_round(step):
+                kept.append((step, spent, {name: x.clone() for name, x in model.state_dict().items()}))
+        sent = (comm.ledger.sent - before) / most
+    for step, seconds, state in kept:
+        model.load_state_dict(state)
+        quality = torch.tensor([workload.evaluate(model)])
+        dist.all_reduce(quality)
+        if float(quality) / dist.get_world_size() <= target or step == kept[-1][0]:
+            mean = float(quality) / dist.get_world_size()
+            return Result(mean, step, seconds, spent / most, sent, mean <= target)
+    raise SystemExit(f"{text} ends no round within {most} steps; give more --steps")
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=LINE_UP)
+    parser.add_argument("--workload", default="lm")
+    parser.add_argument("--rate", type=float, default=16.0, help="Mbit/s of the lab's links, for severity")
+    parser.add_argument("--steps", type=int, default=240, help="of DDP")
+    parser.add_argument("--patience", type=float, default=2.0, help="recipes may take so many times DDP's steps")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    workload = get(args.workload)
+    workload.prepare()
+    computing = median_step(workload, ALONE_STEPS, ddp=False)
+    dense = median_step(workload, DDP_STEPS, ddp=True)
+    parameters = sum(p.numel() for p in workload.model().parameters())
+    say(
+        f"severity {severity(parameters, args.rate * 1e6 / 8, computing):.3g}: computing {1000 * computing:.0f} ms a step"
+    )
+    target = quality_of_ddp(workload, args.steps)
+    say(
+        f"ddp: {target:.4f} after {args.steps} steps in {args.steps * dense:.0f} s, by arithmetic: {args.steps} times the median "
+        f"of {DDP_STEPS} of its steps, {dense:.2f} s; utilisation {computing / dense:.3f}"
+    )
+    for text in args.recipes:
+        found = race(workload, text, target, round(args.patience * args.steps))
+        step, whole = found.step, args.steps * dense
+        told = f"{found.seconds:.1f} s, {found.seconds / whole:.4f} of ddp's, {found.seconds / (args.steps * computing):.2f} T"
+        say(
+            f"{text:42} {'reached' if found.reached else 'MISSED'} {found.quality:.4f} in {found.steps} steps: {told}; step "
+            f"{1000 * step:.0f} ms, utilisation {computing / step:.3f}, sent {found.sent / 1e3:.1f} kB a step"
+        )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
