@@ -6,6 +6,7 @@ from gossamer.schedules.bmuf import BMUF
 from gossamer.schedules.by_speed import BySpeed
 from gossamer.schedules.cocod import CoCoD
 from gossamer.schedules.delayed import Delayed
+from gossamer.schedules.des_loc import DESLOC
 from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
@@ -14,6 +15,7 @@ from gossamer.schedules.hierarchical import Hierarchical
 from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
 from gossamer.schedules.lookahead import Lookahead
+from gossamer.schedules.noloco import NoLoCo
 from gossamer.schedules.on_arrival import OnArrival
 from gossamer.schedules.overlap_local_sgd import OverlapLocalSGD
 from gossamer.schedules.pairwise import Pairwise
@@ -26,6 +28,7 @@ from gossamer.schedules.zero_one import ZeroOne
 
 __all__ = [
     "BMUF",
+    "DESLOC",
     "EASGD",
     "Accelerated",
     "BackupWorkers",
@@ -39,6 +42,7 @@ __all__ = [
     "InnerOuter",
     "LocalSGD",
     "Lookahead",
+    "NoLoCo",
     "OnArrival",
     "OverlapLocalSGD",
     "Pairwise",
