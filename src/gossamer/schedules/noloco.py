@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.constraints import Constraint
+from gossamer.core.constraints import Constraint, those
 from gossamer.core.contracts import Context, Peers, Policy
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
@@ -66,7 +66,11 @@ class NoLoCo(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, mixes=True, works_alone=True)
+        return Shape(period=self.every, works_alone=True, counts_alike=True)
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | those(rank_to_rank=True)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
