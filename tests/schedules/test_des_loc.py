@@ -11,8 +11,8 @@ from gossamer.schedules import DESLOC
 from gossamer.simulate import Replica
 
 
-def adam(**options: bool) -> Optimizer:
-    return lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, **options)
+def adam(amsgrad: bool = False) -> Optimizer:
+    return lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=amsgrad)
 
 
 def moments(ranks: list[Replica], name: str) -> list[Tensor]:

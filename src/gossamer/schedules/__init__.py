@@ -11,6 +11,7 @@ from gossamer.schedules.eager import Eager
 from gossamer.schedules.easgd import EASGD
 from gossamer.schedules.every_step import EveryStep
 from gossamer.schedules.gossip import Gossip
+from gossamer.schedules.guard import EDiTGuard
 from gossamer.schedules.hierarchical import Hierarchical
 from gossamer.schedules.inner_outer import InnerOuter
 from gossamer.schedules.local_sgd import LocalSGD
@@ -35,6 +36,7 @@ __all__ = [
     "BySpeed",
     "CoCoD",
     "Delayed",
+    "EDiTGuard",
     "Eager",
     "EveryStep",
     "Gossip",
