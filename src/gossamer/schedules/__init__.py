@@ -24,6 +24,7 @@ from gossamer.schedules.post_local import PostLocal
 from gossamer.schedules.quorum_rounds import QuorumRounds
 from gossamer.schedules.resync import Resync
 from gossamer.schedules.slowmo import SlowMo
+from gossamer.schedules.sparta import SPARTA
 from gossamer.schedules.streaming import Streaming
 from gossamer.schedules.zero_one import ZeroOne
 
@@ -31,6 +32,7 @@ __all__ = [
     "BMUF",
     "DESLOC",
     "EASGD",
+    "SPARTA",
     "Accelerated",
     "BackupWorkers",
     "BySpeed",
