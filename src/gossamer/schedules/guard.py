@@ -22,7 +22,8 @@ FLOOR = 0.01  # the least deviation, as a part of the running mean: lengths that
 class EDiTGuard(Part):
     """Weighs the ranks of a round by the length of their difference, leaves out unusual ones, and clips the mean.
 
-    G_i = |a - x_i| over the whole model, with running mean mu_i and deviation s_i.  G_i > mu_i + z s_i: rank i is left out.
+    G_i = |a - x_i| over the whole model, with running mean mu_i and deviation s_i (of all rounds at first, later of the last
+    1 / decay or so).  G_i > mu_i + z s_i: rank i is left out.
     w_i = exp(-G_i / median G);  D = sum w_i (a - x_i) / sum w_i;  D *= min(1, clip / |D|). The paper weighs by exp(-G_i), which
     depends on the units of the model; here lengths are divided by their median. It does so layer by layer; here one length
     counts for the model, so that buckets do not change the result.
@@ -88,9 +89,9 @@ class EDiTGuard(Part):
             if isfinite(
                 length
             ):  # one that is left out moves the mean as far as it may, so that a lasting change is followed
-                apart = min(length, limit) - means[i]
-                means[i] += (self.decay if rounds else 1.0) * apart
-                squares[i] += self.decay * (apart * apart - squares[i]) if rounds else 0.0
+                apart, rate = min(length, limit) - means[i], max(self.decay, 1 / (rounds + 1))
+                means[i] += rate * apart
+                squares[i] = (1 - rate) * (squares[i] + rate * apart * apart)
         counted = [float(rounds + 1)] * len(lengths)
         state["guard"] = torch.tensor([*means, *squares, *counted], dtype=torch.float64).view(torch.uint8)
         left = [g for g, stays in zip(lengths, kept, strict=True) if stays]
