@@ -56,6 +56,10 @@ KEPT = {
     "overlap_local_sgd": 16,  # anchor, velocity, message
     "cocod": 16,  # anchor, start, message
     "easgd": 12,  # anchor, message
+    "des_loc": 8,  # anchor
+    "edit": 12,  # anchor, velocity
+    "sparta": 4,
+    "noloco": 20,  # anchor, velocity, and letters out and in
     "sgp": 4,
     "osgp": 20,  # x, z, a letter out and a letter in
     "gossip_pga": 4,

@@ -3,11 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from gossamer.core.bucket import Layout
 from gossamer.core.errors import AttachError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+# Step counters of torch's optimizers: for a scalar parameter they have the shape of a momentum.
+COUNTERS = ("step", "eta", "mu", "mu_product")
+# Running means of gradients (1) and of their squares (2).
+MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "exp_avg_sq": 2}
 
 
 class Binding(NamedTuple):
@@ -34,6 +42,21 @@ class Binding(NamedTuple):
                     f"{part} with {type(optimizer).__name__}: both add momentum, so that steps would be many times as long as "
                     f"either makes them; use torch.optim.SGD with momentum=0, or leave it to the optimizer: {without}"
                 )
+
+
+def is_buffer(key: str, value: object) -> bool:
+    """True if an entry of an optimizer's state is a tensor and no counter."""
+    return key not in COUNTERS and isinstance(value, Tensor)
+
+
+def buffers_after_a_step(optimizer: "Optimizer", group: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the buffers that an optimizer keeps of a parameter in this group, found by a step of a copy."""
+    p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32, device="cpu"))
+    like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
+    p.grad = torch.ones_like(p)
+    like.step()
+    kept: Mapping[str, Any] = like.state.get(p, {})
+    return frozenset(key for key, t in kept.items() if is_buffer(key, t) and t.shape == p.shape)
 
 
 def _has_momentum(group: Mapping[str, Any]) -> bool:

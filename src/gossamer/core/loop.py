@@ -183,8 +183,8 @@ class OptimizerView(ABC):
         """Reset the optimizer's state for the parameters, counters included."""
 
     @abstractmethod
-    def average(self) -> Program[None]:
-        """Average the optimizer's buffers over all ranks, uncompressed."""
+    def average(self, moments: Sequence[int] = ()) -> Program[None]:
+        """Average the optimizer's buffers over all ranks, uncompressed; only the first or the second moments (1, 2) if asked."""
 
 
 class Ranks(ABC):

@@ -122,7 +122,8 @@ def _counted(
     done = [counter.averaged(run.averages), counter.mailed(run.mail), counter.asked(run.besides)]
     if run.pooled:
         kept = momenta if isinstance(momenta, int) else momenta()
-        done.append(counter.asked(requests([c.layout for c in buckets], kept)).times(run.pooled))
+        layouts = [c.layout for c in buckets]
+        done += [counter.asked(requests(layouts, asked.buffers(kept))) for asked in run.pooled]
     return _sum(done), last - first + 1
 
 

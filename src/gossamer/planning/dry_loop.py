@@ -219,9 +219,10 @@ class DryOptimizer(OptimizerView):
     def reset(self) -> None:
         pass
 
-    def average(self) -> Program[None]:
-        self._run.pooled += 1
-        self._run.wait([self._run.begin(StateRequest())])
+    def average(self, moments: Sequence[int] = ()) -> Program[None]:
+        asked = StateRequest(tuple(moments))
+        self._run.pooled.append(asked)
+        self._run.wait([self._run.begin(asked)])
         yield from ()
 
 

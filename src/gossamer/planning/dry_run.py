@@ -41,6 +41,7 @@ from gossamer.planning.events import (
     OptimizerSteps,
     Ready,
     Request,
+    StateRequest,
     StepEnds,
     Wait,
 )
@@ -132,7 +133,7 @@ class DryRun:
         self.recipe, self.step, self.live = recipe, step, dict[str, Any]()
         self.averages, self.mail, self.besides = list[AverageRequest](), list[MessageRequest](), list[Verb]()
         self.buckets = [self._channel(i, fragment) for i, fragment in enumerate(fragments or [0] * blocks)]
-        self.pooled = 0  # how often the optimizer's state was averaged
+        self.pooled = list[StateRequest]()  # averages of the optimizer's state
         self.ranks = DryRanks(size)
         self.launched, self.wires = dict[int, Tensor](), dict[int, list[Tensor]]()
         self.over: Exchange | None = None  # what gradients go through that go past the recipe

@@ -22,7 +22,13 @@ class MessageRequest(NamedTuple):
 
 
 class StateRequest(NamedTuple):
-    """An average of the optimizer's state."""
+    """An average of the optimizer's state, or only of its first or second moments (1, 2)."""
+
+    moments: tuple[int, ...] = ()
+
+    def buffers(self, momenta: int) -> int:
+        """The averaged buffers of a parameter, where an optimizer keeps `momenta`."""
+        return sum(moment <= momenta for moment in self.moments) if self.moments else momenta
 
 
 Request = AverageRequest | MessageRequest | StateRequest | Verb

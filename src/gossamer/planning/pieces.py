@@ -90,7 +90,7 @@ class Programs:
             case MessageRequest(which, message):
                 return tuple(p for i in which for p in self._cut(i, self._message(self.buckets[i], message)))
             case StateRequest():
-                verbs = requests([b.layout for b in self.buckets], self.momenta)
+                verbs = requests([b.layout for b in self.buckets], request.buffers(self.momenta))
                 return tuple(Piece(0.0, self._crossing(verb)) for verb in verbs)
             case _:
                 return (self._plain(request),)

@@ -40,10 +40,13 @@ from gossamer.recipes.rounds import (
     hierarchical,
     cocod,
     easgd,
+    des_loc,
+    edit,
+    sparta,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
-from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
+from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd, noloco
 from gossamer.recipes.waiting import async_sgd, backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
 # isort: on
@@ -67,6 +70,7 @@ __all__ = [
     "d_psgd",
     "decoupled_diloco",
     "demo",
+    "des_loc",
     "dgc",
     "diana",
     "diloco",
@@ -76,6 +80,7 @@ __all__ = [
     "eager_diloco",
     "easgd",
     "eden",
+    "edit",
     "ef21",
     "ef_signsgd",
     "fetchsgd",
@@ -92,6 +97,7 @@ __all__ = [
     "lookahead",
     "minibatch",
     "natural",
+    "noloco",
     "onebit_adam",
     "onebit_lamb",
     "onebit_sgd",
@@ -109,6 +115,7 @@ __all__ = [
     "slowmo_sgp",
     "sparse_loco",
     "sparse_scatter",
+    "sparta",
     "streaming_diloco",
     "strom",
     "terngrad",

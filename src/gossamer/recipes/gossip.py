@@ -5,7 +5,7 @@ from gossamer.core.contracts import Codec, Topology
 from gossamer.mixers import Choco, PushSum, Symmetric
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
-from gossamer.schedules import Gossip, Pairwise, SlowMo
+from gossamer.schedules import Gossip, NoLoCo, Pairwise, SlowMo
 from gossamer.topologies import Bipartite, Exponential, Ring, TwoWay
 
 
@@ -114,3 +114,18 @@ def choco_sgd(codec: Codec = QSGD(), topology: Topology = TwoWay(Ring()), gamma:
     Communication, ICML 2019.
     """
     return Recipe(DENSE, schedule=Gossip(Choco(codec, topology, gamma)))
+
+
+@preset
+def noloco(every: int = 50, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
+    """After 50 local steps the model to one random rank, averaged with its model, then an outer momentum step of the rank's own.
+
+    Use: among many ranks across sites, where a round of `diloco` would wait for the slowest of all.
+
+    Not for: few ranks, where an average of all costs little more; runs of a few rounds, as `diloco`. The ranks' models differ:
+    evaluate under `comm.consensus()`.
+
+    Paper: Kolehmainen, Blagoev, Donaghy, Ersoy, Nies, NoLoCo: No-all-reduce Low Communication Training Method for Large
+    Models, 2025.
+    """
+    return Recipe(DENSE, schedule=NoLoCo(every, rate, momentum))

@@ -14,9 +14,12 @@ from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.schedules import (
     BMUF,
+    DESLOC,
     EASGD,
+    SPARTA,
     CoCoD,
     Eager,
+    EDiTGuard,
     Hierarchical,
     LocalSGD,
     Lookahead,
@@ -262,3 +265,45 @@ def easgd(every: int = 10, alpha: float | None = None) -> Recipe:
     Paper: Zhang, Choromanska, LeCun, Deep Learning with Elastic Averaging SGD, NIPS 2015.
     """
     return Recipe(DENSE, schedule=EASGD(every, alpha))
+
+
+@preset
+def des_loc(every: int = 8, first: int = 3, second: int = 6) -> Recipe:
+    """Model averages after local steps of Adam; its first moments are averaged every third round, the second every sixth.
+
+    Use: local steps of Adam on slow links, if each rank's own moments drift apart: 1.5 models a round, where Local Adam
+    (`slowmo(8, beta=0.0, buffers="average")`) sends three.
+
+    Not for: plain SGD, which has no moments, so that it is `local_sgd`.
+
+    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
+    """
+    return Recipe(DENSE, schedule=DESLOC(every, first, second))
+
+
+@preset
+def edit(every: int = 100, rate: float = 0.7, momentum: float = 0.9, z: float = 3.0, clip: float = 10.0) -> Recipe:
+    """DiLoCo with a guard: ranks of a round count by the length of their difference, and unusual ones are left out.
+
+    Use: as `diloco`, where now and then a rank goes astray, by bad data or a spike of its loss.
+
+    Not for: ranks whose data differ in kind, since the one with most to learn counts least; nor ranks that deceive.
+
+    Paper: Cheng et al., EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models, ICLR 2025.
+    """
+    guard = EDiTGuard(z, clip)
+    return Recipe(DENSE, schedule=SlowMo(every, momentum, rate, by_lr=False, nesterov=True, guard=guard))
+
+
+@preset
+def sparta(share: float = 0.005) -> Recipe:
+    """At every step the average of a half percent of the parameters, other elements at each step.
+
+    Use: between ranks that train on their own, where a few bytes at every step can be borne; it keeps their models close.
+
+    Not for: links on which latency counts, since it sends at every step; training that needs equal models on all ranks.
+    Evaluate under `comm.consensus()`.
+
+    Source: SPARTA (sparse parameter averaging) in exogym, 2025.
+    """
+    return Recipe(DENSE, schedule=SPARTA(share))

@@ -201,6 +201,6 @@ class WorkerOptimizer(OptimizerView):
     def reset(self) -> None:
         self._worker.optimizer_state.reset()
 
-    def average(self) -> Program[None]:
+    def average(self, moments: Sequence[int] = ()) -> Program[None]:
         worker = self._worker
-        yield from worker.optimizer_state.average(worker.size, worker.ranks.weight, worker.step)
+        yield from worker.optimizer_state.average(worker.size, worker.ranks.weight, worker.step, moments)

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.core.binding import MOMENTS, buffers_after_a_step, is_buffer
 from gossamer.core.bucket import Layout
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
-from gossamer.runtime.params import Param, Plain, local_part
+from gossamer.runtime.params import Param, local_part
 from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 
-# Step counters of torch's optimizers: for a scalar parameter they have the shape of a momentum.
-COUNTERS = ("step", "eta", "mu", "mu_product")
 LABEL = "optimizer"
 
 
@@ -27,12 +26,16 @@ class OptimizerState:
         self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
         self.replica: ReplicaRanks = WholeReplica()
 
-    def tensors(self) -> list[Tensor]:
-        """The momentum buffers, without counters."""
+    def tensors(self, moments: Sequence[int] = ()) -> list[Tensor]:
+        """The momentum buffers, without counters; only the first or the second moments (1, 2) if asked."""
         found = list[Tensor]()
         for param in self._leaves.values():
             values: dict[str, Any] = self._optimizer.state.get(param.parameter, {})
-            kept = [t for key, t in sorted(values.items()) if key not in COUNTERS and isinstance(t, Tensor)]
+            kept = [
+                t
+                for key, t in sorted(values.items())
+                if is_buffer(key, t) and (not moments or MOMENTS.get(key) in moments)
+            ]
             found += [param.local(t) for t in kept if t.shape == param.parameter.shape]
         return found
 
@@ -59,9 +62,9 @@ class OptimizerState:
                 if id(p) in ours:
                     yield self._optimizer.state.get(p, {}), group
 
-    def average(self, size: int, weight: float = 1.0, step: int = 0) -> Program[None]:
+    def average(self, size: int, weight: float = 1.0, step: int = 0, moments: Sequence[int] = ()) -> Program[None]:
         """Average the buffers over all ranks, uncompressed, with this rank's weight `weight`."""
-        tensors = self.tensors()
+        tensors = self.tensors(moments)
         if not (yield from self._all_hold_the_same(tensors, step)) or not tensors:
             return
         wide = together(t.dtype for t in tensors)
@@ -99,15 +102,8 @@ def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
 
 
 def kept_by(optimizer: Optimizer) -> int:
-    """The number of buffers that an optimizer keeps per parameter, found by a step of a copy; the maximum over groups."""
-    most = 0
-    for group in optimizer.param_groups:
-        p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float32, device="cpu"))
-        like = type(optimizer)([{**group, "params": [p]}])  # pyright: ignore[reportCallIssue]
-        p.grad = torch.ones_like(p)
-        like.step()
-        most = max(most, len(OptimizerState({"p": Plain(p)}, like).tensors()))
-    return most
+    """The number of buffers that an optimizer keeps per parameter; the maximum over groups."""
+    return max((len(buffers_after_a_step(optimizer, group)) for group in optimizer.param_groups), default=0)
 
 
 def gain(group: Mapping[str, Any]) -> float:

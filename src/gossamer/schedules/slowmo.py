@@ -8,7 +8,7 @@ from typing import Annotated, Literal, final
 from torch import Tensor
 
 from gossamer.core.binding import Binding
-from gossamer.core.constraints import Constraint, those
+from gossamer.core.constraints import Constraint, excludes, those
 from gossamer.core.contracts import Mixer, Policy
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
@@ -20,8 +20,19 @@ from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import mixing, shards
 from gossamer.schedules.divergence_bound import divergence_rate
 from gossamer.schedules.gossip import Gossip
+from gossamer.schedules.guard import EDiTGuard
 from gossamer.schedules.rounds import LocalSteps, OuterStep, differences, remember_anchor, return_to_anchor
 
+GUARDED = (
+    excludes(
+        "memory",
+        because="{memory} under {schedule}: what is left of a rank that a guard leaves out would be sent in the next round; leave "
+        "the memory or guard out",
+    ),
+    excludes(
+        "votes", because="{exchange} under {schedule}: weighting a message does not change its vote; leave guard out"
+    ),
+)
 STABLE = 0.999  # largest allowed growth of ranks' distance per round, with average=False
 
 
@@ -51,6 +62,8 @@ class SlowMo(Schedule, BetweenNodes):
     On one rank the outer step is taken too, without codec and memory, and mixers do nothing. Such a run shows which part of an
     improvement comes from rounds, and which from more ranks.
 
+    A `guard` weighs the ranks of a round by the length of their difference, and leaves out unusual ones (EDiT).
+
     Use: on slow links and across sites; around gossip, for an exact average now and then.
 
     Not for: machines short of memory, because it keeps two more copies of the model, unless `sharded`.
@@ -78,6 +91,7 @@ class SlowMo(Schedule, BetweenNodes):
     nesterov: bool = False
     average: bool = True
     sharded: bool = False
+    guard: EDiTGuard | None = None
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"slowmo: every must be at least 1 step, got {self.every}; the paper uses 12")
@@ -107,6 +121,10 @@ class SlowMo(Schedule, BetweenNodes):
             self.average or not self.sharded,
             "slowmo: sharded=True with average=False: every rank needs its own whole anchor; leave one of them out",
         )
+        require(
+            self.guard is None or (self.average and self.inner is None and not self.sharded),
+            f"slowmo: guard={self.guard} weighs ranks by their own differences after local steps; leave inner, average and sharded out",
+        )
 
     @property
     def base(self) -> Schedule:
@@ -129,6 +147,8 @@ class SlowMo(Schedule, BetweenNodes):
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         terms = self.base.constraints if self.base.shape.averages_gradients or not self.average else ()
+        if self.guard is not None:
+            return GUARDED
         return (*terms, *shards.TERMS) if self.sharded else terms
 
     def averages(self, step: int) -> bool:
@@ -147,7 +167,7 @@ class SlowMo(Schedule, BetweenNodes):
 
     def policy(self, key: str) -> Policy:
         if key not in ("anchor", "velocity"):
-            return "equal"
+            return "drop" if key == "guard" else "equal"  # one row for each of the old ranks
         return "shard" if self.sharded else "equal" if self.average else "mean"
 
     def ends_round(self, step: int) -> bool:
@@ -210,6 +230,8 @@ class SlowMo(Schedule, BetweenNodes):
         moved = differences(loop, self._held(loop))
         if not self.average or self.base.is_synced(loop.step):
             return moved
+        if self.guard is not None and loop.ranks.size > 1:
+            return (yield from self.guard.average(loop, moved))
         return (yield from loop.averages.of(moved))
 
     def _held(self, loop: Loop) -> Sequence[Tensor]:
