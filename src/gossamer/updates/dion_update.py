@@ -19,12 +19,12 @@ from gossamer.core.ranges import Choice
 class DionUpdate(Update):
     """Move each matrix along `rank` orthonormal directions of its momentum, all equally far.
 
-    M = (what the momentum kept) + g, of n rows and m columns;  P = orth(M Q);  R = M^T P;  M -= (1 - mu) P R^T;
+    M += (1 - mu) g, of n rows and m columns;  P = orth(M Q);  R = M^T P;  M -= (1 - mu) P R^T;
     Q = R with columns of length one;  x -= lr sqrt(n / m) P Q^T. What is applied fades from the momentum by mu, and what is not
     stays whole, as in error feedback. The iteration starts from the last Q, so that P Q^T comes near to the leading singular
     directions, with values of one, over the steps; at full rank to the orthonormal factor of M, as in Muon.
 
-    Each rank sends g and what the momentum kept. Through `allreduce(powersgd(rank, min_ratio=1.0)) + error_feedback()` only P and R
+    Each rank sends its M. Through `allreduce(powersgd(rank, min_ratio=1.0)) + error_feedback()` only P and R
     travel, and the residual is what a rank's own momentum has beyond the common one: the steps are those of an exact exchange, but
     for rounding. A column of R that is zero, up to rounding, moves nothing, and Q keeps its direction.
 
@@ -70,9 +70,12 @@ class DionUpdate(Update):
         binding._replace(optimizers=theirs).refuse_momentum(self, 1.0, without)
 
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
-        if "kept" not in state:
-            return gradient.flat
-        return gradient.flat.add_(state["kept"], alpha=scale)
+        for _, given in gradient.tensors():
+            if given.dim() > 1:
+                given.mul_(
+                    1 - self.momentum
+                )  # so that it is a running mean, as large as the vectors' gradients, for clipping
+        return gradient.flat.add_(state["kept"], alpha=scale) if "kept" in state else gradient.flat
 
     def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:
         out, kept = mean.new().copy_(mean.flat), mean.new().zero_()
