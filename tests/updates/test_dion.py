@@ -1,5 +1,7 @@
 """Dion: orthonormal steps from a momentum of which only factors travel; with compression as without."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.laws.blocks import context
@@ -10,6 +12,7 @@ from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.rng import CounterRng
 from gossamer.recipe import Recipe
+from gossamer.simulate import Backward
 from gossamer.updates import DionUpdate
 
 EXACT = "allreduce(fp32()) + dion_update(3)"
@@ -41,7 +44,7 @@ def mixed(model: nn.Module, rank: int, step: int) -> float:
     return 0.0
 
 
-def mean_of(size: int):
+def mean_of(size: int) -> Backward:
     def backward(model: nn.Module, rank: int, step: int) -> float:
         found = list[list[Tensor]]()
         for r in range(size):
@@ -54,7 +57,7 @@ def mean_of(size: int):
     return backward
 
 
-def dion(model: nn.Module, backward, steps: int, rank: int, mu: float, start: Tensor) -> Tensor:
+def dion(model: nn.Module, backward: Backward, steps: int, rank: int, mu: float, start: Tensor) -> Tensor:
     """Dion by itself, as its authors' simple form: M whole, Q with unit columns."""
     w = model.get_parameter("w")
     n, m = w.shape
@@ -90,7 +93,7 @@ def test_vectors_get_their_mean_gradient_as_it_is(size: int) -> None:
     for step in range(1, 6):
         backward(judge, 0, step)
         with torch.no_grad():
-            judge.b.sub_(0.02 * judge.b.grad)
+            judge.b.sub_(judge.b.grad, alpha=0.02)  # pyright: ignore[reportArgumentType]
         train(ranks, mixed, 1)
     torch.testing.assert_close(ranks[0].model.get_parameter("b"), judge.b)
 
@@ -103,11 +106,11 @@ def test_at_full_rank_the_same_gradient_leads_to_an_orthonormal_step(shape: tupl
     left = torch.linalg.qr(noise(1, numel=n * few, dtype=torch.float64).view(n, few))[0]
     right = torch.linalg.qr(noise(2, numel=m * few, dtype=torch.float64).view(m, few))[0]
     mean = Bucket.of({"w": left * 2.0 ** -torch.arange(few, dtype=torch.float64) @ right.t()})
-    update, state = DionUpdate(few, momentum=0.0), dict[str, Tensor]()
+    update, state, found = DionUpdate(few, momentum=0.0), dict[str, Tensor](), mean.flat
     for step in range(1, 41):
-        found = update.direction(mean, mean, state, context(step=step)).view(n, m)
+        found = update.direction(mean, mean, state, context(step=step))
         assert float(state["kept"].abs().max()) < 1e-12
-    values = torch.linalg.svdvals(found * (m / n) ** 0.5)
+    values = torch.linalg.svdvals(found.view(n, m) * (m / n) ** 0.5)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-5, atol=1e-5)
 
 
@@ -194,7 +197,7 @@ def with_adamw(model: nn.Module) -> torch.optim.Optimizer:
         (lambda: Flat(8), plain, "has no matrix"),
     ],
 )
-def test_what_cannot_be_right_is_refused_when_it_is_attached(model, optimizer, words: str) -> None:
+def test_what_cannot_be_right_is_refused_when_it_is_attached(model: Any, optimizer: Any, words: str) -> None:
     with pytest.raises(AttachError) as caught:
         make("allreduce(fp32()) + dion_update(2)", 2, model, optimizer)
     assert words in str(caught.value)

@@ -1,5 +1,7 @@
 """Distributed Lion: it is Lion where ranks agree, a vote or a mean where they do not, and momenta stay where they are."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.runtime.gym import (
@@ -30,6 +32,10 @@ RATE, DECAY = 0.01, 0.1
 
 def plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=RATE, weight_decay=DECAY)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters())
 
 
 def alike(model: nn.Module, rank: int, step: int) -> float:
@@ -144,8 +150,8 @@ def test_a_gradient_that_is_not_finite_votes_for_nothing(recipe: str) -> None:
     assert all(m.isfinite().all() for r in ranks for m in remembered(r.worker, "update").values())
 
 
-@pytest.mark.parametrize("optimizer", [sgd(0.01, 0.9), lambda model: torch.optim.AdamW(model.parameters())])
-def test_a_second_momentum_is_refused(optimizer) -> None:
+@pytest.mark.parametrize("optimizer", [sgd(0.01, 0.9), adamw])
+def test_a_second_momentum_is_refused(optimizer: Any) -> None:
     with pytest.raises(
         AttachError, match=r"lion\(\) with (SGD|AdamW): both add momentum.*use torch.optim.SGD with momentum=0"
     ):
