@@ -24,7 +24,7 @@ def powersgd(rank: int = 4) -> Recipe:
 
 
 @preset
-def dion(rank: int = 16, momentum: float = 0.95) -> Recipe:
+def dion(rank: int = 4, momentum: float = 0.95) -> Recipe:
     """Orthonormal low-rank steps along the momentum of each matrix, of which only the factors travel.
 
     Use: in place of Muon on models of large matrices, with SGD without momentum for the matrices and any optimizer for vectors:
