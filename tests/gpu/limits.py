@@ -18,6 +18,8 @@ KEPT = {
     "drive": 4,
     "dqsgd": 4,
     "signsgd": 8,  # the direction
+    "distributed_lion": 12,  # the momentum and the direction
+    "dion": 16,  # residual, what the momentum kept, and the direction
     "ef_signsgd": 12,  # residual, and what owners owe
     "demo": 13,  # residual, the direction, and tiles beyond the edge
     "onebit_sgd": 12,  # the same
@@ -103,6 +105,7 @@ TENSOR_BY_TENSOR = {
     "gradiveq": 10,  # each matrix's directions, while it learns them
     "dqsgd": 3,  # norms of each layer, and each run of neighbours that have one width
     "powersgd": 5,  # each matrix times its factors
+    "dion": 60,  # the same, and each matrix's step
     "accordion": 8,  # the same, and each gradient's sum and norm
     "accordion_qsgd": 4,
     "accordion_topk": 14,

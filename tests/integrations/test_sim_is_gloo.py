@@ -53,6 +53,8 @@ OURS = [  # every sum is made by us, in rank order: no bit may differ
     "gather(topk(ratio=0.2)) + error_feedback() + rule('ndim < 2', scatter(qsgd(bits=8)))" + SMALL,
     "scatter(qsgd()) + backup_workers(backups=0)",
     "scatter(qsgd()) + signs()" + SMALL,
+    "distributed_lion" + SMALL,
+    "scatter(fp4('e3m0', block=8)) + slowmo(3)" + SMALL,
     "demo(keep=4, side=8)" + SMALL,
     "nodes(scatter(qsgd(bits=4, bucket=16)), 2)" + SMALL,  # a sum of two has no order
     "nodes(scatter(topk(ratio=0.2)), 2) + error_feedback()" + SMALL,

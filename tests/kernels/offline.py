@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 import gossamer.kernels.gpu
 from gossamer import kernels
 from gossamer.kernels import layout
-from gossamer.kernels.forms import E4M3, INT8, POWERS, Form, any_top, power_tops
+from gossamer.kernels.forms import E2M1, E4M3, INT8, POWERS, Form, any_top, power_tops
 
 Key = tuple[int, int]
 KEY: Key = (0xFFFFFFF0, 0x12345678)
@@ -224,7 +224,7 @@ def wide(capability: int) -> None:
         if n <= 2**31:
             by_block(n, bits, 64 << bits, shift)
     for n, shift in sizes:
-        for form, key in product((INT8, E4M3, POWERS), (KEY, None)):
+        for form, key in product((INT8, E4M3, E2M1, POWERS), (KEY, None)):
             for bucket in (1, 3, 32, 128, 1000, 4096):
                 by_form(n, form, bucket, key, shift)
     for bucket in BUCKETS:

@@ -16,7 +16,7 @@ from gossamer import kernels
 SCRIPT = """
 import torch
 from gossamer import kernels
-from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
@@ -74,7 +74,8 @@ for n in LENGTHS:
         if n:
             table = kernels.sketch_encode(x, rows, columns, KEY)
             both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
-    small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY))
+    small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY),
+             (E2M1, power_tops, 32, KEY), (E2M1, any_top, 7, None), (E3M0, any_top, 32, KEY), (E3M0, clipping_tops, 16, None))
     for form, steps, bucket, key in small:
         width = torch.uint8 if steps in (power_tops, clipping_tops) else torch.float32
         tops, wire = x.new_zeros(-(-n // bucket), dtype=width), x.new_zeros(n, dtype=torch.uint8)

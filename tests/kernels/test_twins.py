@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from gossamer import kernels
 from gossamer.kernels.backends import twin
-from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops, stretched
+from gossamer.kernels.forms import (
+    E2M1,
+    E3M0,
+    E4M3,
+    E5M2,
+    INT8,
+    POWERS,
+    any_top,
+    brain_tops,
+    clipping_tops,
+    power_tops,
+    stretched,
+)
 from gossamer.kernels.layout import Places
 from gossamer.kernels.scales import clipped_scales
 
@@ -171,10 +183,10 @@ def test_quantise(n, bits, bucket, seed):
 
 
 # What a kernel is compiled for: each form with bytes or floats for tops, a usual or another length, dice or none; and each
-# pair of those (an orthogonal array). The codes of POWERS and E5M2 differ in constants only.
+# pair of those (an orthogonal array). The codes of POWERS, E5M2, E2M1 and E3M0 differ in constants only.
 COMPILED = [
     (form, bool(z), bool(z ^ x), KEY if z ^ y else None)
-    for (form, x, y) in ((INT8, 0, 0), (E4M3, 0, 1), (E5M2, 1, 0), (POWERS, 1, 1))
+    for (form, x, y) in ((INT8, 0, 0), (E4M3, 0, 1), (E5M2, 1, 0), (POWERS, 1, 1), (E2M1, 0, 0), (E3M0, 1, 1))
     for z in (0, 1)
 ]
 

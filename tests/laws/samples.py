@@ -53,6 +53,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "every_step": ("every_step(micro_batches=2, rate=2.0)", "every_step(l1=0.01)"),
     "exponential": ("exponential(count=2)", "exponential(count=3)"),
     "fetch_sgd": ("fetch_sgd(ratio=0.05, rows=3, momentum=0.0, error='subtract')",),
+    "fp4": ("fp4(format='e3m0', block=32, scale='e8m0')", "fp4(block=7, scale='ocp', rounding='nearest')"),
     "fp8": ("fp8(format='e5m2', block=32, scale='e8m0')", "fp8(block=7, scale='ocp', rounding='nearest')"),
     "backup_workers": ("backup_workers(backups=0)",),
     "gossip": ("gossip(every=2)", "gossip(overlap=True)", "gossip(warmup=2, exact=3)"),

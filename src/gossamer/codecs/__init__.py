@@ -9,6 +9,7 @@ from gossamer.codecs.count_sketch import CountSketch
 from gossamer.codecs.dct_topk import DCTTopK
 from gossamer.codecs.dropping import Dropping
 from gossamer.codecs.eden import EDEN
+from gossamer.codecs.fp4 import FP4
 from gossamer.codecs.fp8 import FP8
 from gossamer.codecs.gradiveq import GradiVeQ
 from gossamer.codecs.int8 import Int8
@@ -23,11 +24,13 @@ from gossamer.codecs.strom import Strom
 from gossamer.codecs.ternary import Ternary
 from gossamer.codecs.tile_topk import TileTopK
 from gossamer.codecs.topk import TopK
+from gossamer.codecs.vote import Vote
 
 __all__ = [
     "BF16",
     "DCT",
     "EDEN",
+    "FP4",
     "FP8",
     "FP16",
     "FP32",
@@ -53,4 +56,5 @@ __all__ = [
     "Ternary",
     "TileTopK",
     "TopK",
+    "Vote",
 ]

@@ -55,15 +55,7 @@ class FP8(ScaledCodec):
         )
         self.writes.require_block()
         require_rounding("fp8", self.rounding)
-        require(
-            self.scale in ("fp32", "bf16", "e8m0", "ocp"),
-            f"fp8: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; each block has one scale, and 'e8m0' takes one byte",
-        )
-        require(
-            self.scale != "ocp" or self.rounding == "nearest",
-            "fp8: scale='ocp' clips the largest element of a block, so that stochastic rounding is biased too; "
-            "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",
-        )
+        self.writes.require_scale(self.rounding)
 
     @property
     def writes(self) -> Scaled:

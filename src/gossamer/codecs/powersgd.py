@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import Annotated, Literal, final
 
 import torch
@@ -94,7 +95,7 @@ class PowerSGD(LinearCodec):
 
     def fits(self, binding: Binding) -> None:
         """Refuse a rank that no matrix has, and a model without a matrix: all of it would be sent in full."""
-        shapes = [_matrix(s) for layout in binding.layouts for s in layout.segments]
+        shapes = [matrix_shape(s.shape) for layout in binding.layouts for s in layout.segments]
         most = max((min(n, m) for n, m in shapes), default=0)
         if not most and any(layout.numel for layout in binding.layouts):
             raise AttachError(
@@ -137,7 +138,7 @@ class PowerSGD(LinearCodec):
             thin = [_narrowed(p, context, u, _size(q)) for p, q, u in zip(thin, starts, units, strict=True)]
         rest = [block.flat.index_select(0, places)] if plain else []
         summed, dense = yield from _all_reduce_apart(thin, rest)
-        bases = [_orthogonal(p.to(block.flat.dtype)) for p in summed]
+        bases = [orthogonal(p.to(block.flat.dtype)) for p in summed]
         drains = block.drains and not narrow
         represented = zip(groups, bases, units, strict=True)
         sent = [_narrowed(g.represent(block.flat, p, drains), context, u) for g, p, u in represented]
@@ -182,9 +183,14 @@ class PowerSGD(LinearCodec):
         return max(int(n * m / (self.ratio * max(n + m, 1))), 1)
 
 
-def _matrix(s: Segment) -> tuple[int, int]:
-    """Shape of a tensor as a matrix: first dimension by the rest; None for a vector."""
-    return (s.shape[0], s.numel // max(s.shape[0], 1)) if len(s.shape) > 1 else (0, 0)
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Shape of a tensor as a matrix: first dimension by the rest; zeros for a vector."""
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else (0, 0)
+
+
+def first_directions(context: Context, name: str, rank: int, columns: int) -> Tensor:
+    """A random Q^T for a matrix, the same on all ranks."""
+    return context.rng.shared_normal(f"{name}/powersgd", rank, columns)
 
 
 @lru_cache(maxsize=1024)
@@ -193,7 +199,7 @@ def _groups(codec: PowerSGD, segments: tuple[Segment, ...]) -> "tuple[list[_Same
     by_shape = dict[tuple[int, int], list[Segment]]()
     plain = list[tuple[int, int]]()
     for s in segments:
-        n, m = _matrix(s)
+        n, m = matrix_shape(s.shape)
         if n * m > 0 and n * m >= codec.min_ratio * codec.rank_of(n, m) * (n + m):
             by_shape.setdefault((n, m), []).append(s)
         elif s.numel:
@@ -251,7 +257,7 @@ class _SameRank:
             _moved(matrix, -shift, matrix)
         q = start
         for _ in range(SWEEPS):
-            q = self.represent(flat, _orthogonal(self.project(flat, q)))
+            q = self.represent(flat, orthogonal(self.project(flat, q)))
         _, values, vectors = torch.linalg.svd(q, full_matrices=False)
         found = values.unsqueeze(-1) * vectors
         return torch.stack([_moved(one, shift) for one, shift in zip(found, shifts, strict=True)])
@@ -271,7 +277,7 @@ def _warm_start(group: _SameRank, state: State, context: Context, like: Tensor) 
     for s in group.segments:
         q = state.get(f"q:{s.name}")
         if q is None or q.shape[0] < group.rank:
-            fresh = context.rng.shared_normal(f"{s.name}/powersgd", group.rank, group.m).to(like)
+            fresh = first_directions(context, s.name, group.rank, group.m).to(like)
             q = fresh if q is None else torch.cat([_moved(q, -_shift(q)), fresh[q.shape[0] :]])
         rows.append(q[: group.rank])
     starts = torch.stack(rows)
@@ -305,7 +311,7 @@ def _kept_before(q: Tensor | None, start: Tensor) -> Tensor:
     return start if q is None or q.shape[0] < start.shape[0] else q[: start.shape[0]]
 
 
-def _orthogonal(p: Tensor) -> Tensor:
+def orthogonal(p: Tensor) -> Tensor:
     """Orthonormal rows. Householder QR: safe for zero and for nearly dependent rows, where Gram-Schmidt is not.
 
     The rows are brought to unit size first, so that tiny gradients do not fall below what QR takes for zero.

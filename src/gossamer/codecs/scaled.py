@@ -1,4 +1,4 @@
-"""Shared code of the 8-bit codecs: one byte per element, one scale per block of elements."""
+"""Shared code of the 8-bit and 4-bit codecs: one byte or half a byte per element, one scale per block of elements."""
 
 from abc import abstractmethod
 from typing import Literal, NamedTuple
@@ -31,20 +31,34 @@ _ROUNDED_UP = {"fp32": 1.0, "bf16": 1 + 2.0**-7, "e8m0": 2.0, "ocp": 1.0}  # at 
 
 
 class Scaled(NamedTuple):
-    """Wire format of an 8-bit codec: the scales of all blocks, then the codes.
+    """Wire format of an 8-bit or 4-bit codec: the scales of all blocks, then the codes.
 
-    A scale is the value of the format's largest number: as a float, or as a power of two.
+    A scale is the value of the format's largest number: as a float, or as a power of two. Of 4-bit codes one byte has one of the
+    first half of all elements (its lower bits) and one of the second half.
     """
 
     name: str
     form: Form
     block: int
     scale: Scale
+    bits: int = 8
 
     def require_block(self) -> None:
         require(
             1 <= self.block <= LONGEST,
             f"{self.name}: block must be between 1 and {LONGEST}, got {self.block}; 128 elements with one scale are usual",
+        )
+
+    def require_scale(self, rounding: str) -> None:
+        require(
+            self.scale in _STEPS,
+            f"{self.name}: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; each block has one scale, and 'e8m0' takes "
+            "one byte",
+        )
+        require(
+            self.scale != "ocp" or rounding == "nearest",
+            f"{self.name}: scale='ocp' clips the largest element of a block, so that stochastic rounding is biased too; "
+            "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",
         )
 
     def omega(self, layout: Layout) -> float:
@@ -54,18 +68,21 @@ class Scaled(NamedTuple):
         return (0.0 if self.form.flat else h**2 / (4 * (1 + h))) + n * finest**2 / 4
 
     def wire_bytes(self, layout: Layout) -> int:
-        return self._blocks(layout) * _WIDTHS[self.scale].itemsize + layout.numel
+        return self._blocks(layout) * _WIDTHS[self.scale].itemsize + -(-layout.numel * self.bits // 8)
 
     def encode(self, block: Bucket, key: Key | None) -> Tensor:
         layout, device = block.layout, block.flat.device
         wire = layout.buffers.of(self.wire_bytes(layout), device)
-        scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        scales, written = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        codes = written if self.bits == 8 else layout.buffers.of(layout.numel, device)
         in_halves = self.scale == "bf16"
         tops = layout.buffers.of(4 * self._blocks(layout), device).view(torch.float32) if in_halves else scales
         steps = _STEPS[self.scale](self.form)
         kernels.small_encode(block.flat.float(), self.form, steps, self.block, key, tops, codes)
         if in_halves:
             scales.copy_(tops)
+        if self.bits == 4:
+            _halve(codes, written)
         return wire
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
@@ -90,7 +107,8 @@ class Scaled(NamedTuple):
     def _take(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Scales (bfloat16 ones as float32) and codes."""
         expect(wire, self.wire_bytes(layout), self.name)
-        scales, codes = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        scales, written = take(wire, _WIDTHS[self.scale], self._blocks(layout))
+        codes = written if self.bits == 8 else _whole(written)[: layout.numel]
         return scales.float() if scales.dtype == torch.bfloat16 else scales, codes
 
     def _narrow(self, codes: Tensor, tops: Tensor, layout: Layout) -> Tensor:
@@ -100,6 +118,19 @@ class Scaled(NamedTuple):
 
     def _blocks(self, layout: Layout) -> int:
         return -(-layout.numel // self.block)
+
+
+def _halve(codes: Tensor, out: Tensor) -> None:
+    """Write codes of a sign and three bits as half bytes: the second half of them into the upper bits."""
+    short = codes & 7 | codes >> 4 & 8
+    out.copy_(short[: out.numel()])
+    out[: codes.numel() - out.numel()] |= short[out.numel() :] << 4
+
+
+def _whole(halves: Tensor) -> Tensor:
+    """The inverse of `_halve`; the last code is padding where their number is odd."""
+    short = torch.cat([halves & 15, halves >> 4])
+    return short & 7 | (short & 8) << 4
 
 
 class ScaledCodec(Codec):

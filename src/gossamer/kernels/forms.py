@@ -1,4 +1,4 @@
-"""Eight-bit number formats, relative to their bucket's top, and the formats in which a top is written.
+"""Eight- and four-bit number formats, relative to their bucket's top, and the formats in which a top is written.
 
 A code is a sign, an exponent and a mantissa. Codes of one exponent are `2 ** mantissa` evenly spaced numbers, and the
 next ones are twice as far apart; below the least exponent they stay evenly spaced down to zero. Powers of two have no
@@ -48,6 +48,8 @@ class Form(NamedTuple):
 INT8 = Form(7, 134, 127.0)
 E4M3 = Form(3, 121, 448.0)
 E5M2 = Form(2, 113, 57344.0)
+E2M1 = Form(1, 127, 6.0)
+E3M0 = Form(0, 125, 16.0)
 POWERS = Form(0, 27, 2.0**26)  # 127 powers of two, and zero
 
 
@@ -136,6 +138,8 @@ def _bits(number: float) -> int:
 
 __all__ = [
     "CENTRE",
+    "E2M1",
+    "E3M0",
     "E4M3",
     "E5M2",
     "INFINITE",

@@ -24,7 +24,7 @@ from gossamer.recipes.sparse import (
     sketched_sgd,
     fetchsgd,
 )
-from gossamer.recipes.low_rank import powersgd, gradiveq, atomo
+from gossamer.recipes.low_rank import powersgd, dion, gradiveq, atomo
 from gossamer.recipes.rounds import (
     local_sgd,
     slowmo,
@@ -45,7 +45,16 @@ from gossamer.recipes.rounds import (
     sparta,
 )
 from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
-from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
+from gossamer.recipes.one_bit import (
+    signsgd,
+    distributed_lion,
+    ef_signsgd,
+    demo,
+    onebit_sgd,
+    onebit_adam,
+    zero_one_adam,
+    onebit_lamb,
+)
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd, noloco
 from gossamer.recipes.waiting import async_sgd, backup
 from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
@@ -74,6 +83,8 @@ __all__ = [
     "dgc",
     "diana",
     "diloco",
+    "dion",
+    "distributed_lion",
     "dqgd",
     "dqsgd",
     "drive",

@@ -4,6 +4,7 @@ from gossamer.codecs import QSGD, SVD, Atomo, Basis, GradiVeQ, PowerSGD
 from gossamer.exchanges import AllReduced, Scatter
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe, preset
+from gossamer.updates import DionUpdate
 
 
 @preset
@@ -20,6 +21,21 @@ def powersgd(rank: int = 4) -> Recipe:
     Paper: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019.
     """
     return Recipe(AllReduced(PowerSGD(rank)), ErrorFeedback())
+
+
+@preset
+def dion(rank: int = 4, momentum: float = 0.95) -> Recipe:
+    """Orthonormal low-rank steps along the momentum of each matrix, of which only the factors travel.
+
+    Use: in place of Muon on models of large matrices, with SGD without momentum for the matrices and any optimizer for vectors:
+    bytes as of `powersgd`, whatever the number of ranks.
+
+    Not for: optimizers with momentum for matrices, which it refuses, nor SGD's learning rates: a step's length is that of `rank`
+    unit vectors, whatever the gradient's. Nor busy processors: it multiplies each matrix by its factors four times a step.
+
+    Paper: Ahn et al., Dion: Distributed Orthonormalized Updates, 2025.
+    """
+    return Recipe(AllReduced(PowerSGD(rank, min_ratio=1.0)), ErrorFeedback(), update=DionUpdate(rank, momentum))
 
 
 @preset

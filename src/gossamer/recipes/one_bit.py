@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from gossamer.codecs import DCTTopK, Sign, SignColumns
+from gossamer.codecs import DCTTopK, Sign, SignColumns, Ternary, Vote
 from gossamer.controllers import SwitchExchange
-from gossamer.exchanges import Gather, Scatter
+from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import ErrorFeedback, NoMemory
 from gossamer.recipe import Recipe, preset
 from gossamer.recipes.dense import DENSE
 from gossamer.schedules import ZeroOne
-from gossamer.updates import OneBitAdamUpdate, OneBitLambUpdate, Signs, ZeroOneAdamUpdate
+from gossamer.updates import Lion, OneBitAdamUpdate, OneBitLambUpdate, Signs, ZeroOneAdamUpdate
 
 
 @preset
@@ -28,6 +28,27 @@ def signsgd(momentum: float = 0.0) -> Recipe:
     """
     votes = Scatter(Sign("one"), feedback=0.0, own="encoded")
     return Recipe(votes, NoMemory(allow_biased=True), update=Signs(momentum))
+
+
+@preset
+def distributed_lion(beta1: float = 0.9, beta2: float = 0.99, combine: Literal["vote", "mean"] = "vote") -> Recipe:
+    """Lion: signs of each rank's own momentum and gradient, combined by majority vote, or as their mean.
+
+    Use: in place of Lion, with SGD without momentum at Lion's learning rate and weight decay: 20 times fewer bytes whatever the
+    number of ranks, and one momentum as memory. `combine="mean"` sends exact means of the signs: among four ranks 7 times
+    fewer bytes, in integers that all-reduce sums.
+
+    Not for: optimizers with momentum, which it refuses, nor AdamW's learning rate, which is too large. A tie is 0: among
+    two ranks an element moves only where both agree. For one bit an element, with ties and zeros by coin:
+    `scatter(sign('one'), feedback=0.0, own='encoded') + none(allow_biased=True) + lion()`.
+
+    Paper: Liu et al., Communication Efficient Distributed Training with Distributed Lion, NeurIPS 2024.
+    """
+    update = Lion(beta1, beta2, combine)
+    if combine == "mean":
+        return Recipe(AllReduced(Ternary(clip=0.0)), update=update)
+    votes = Scatter(Vote(), feedback=0.0, own="encoded")
+    return Recipe(votes, NoMemory(allow_biased=True), update=update)
 
 
 @preset

@@ -103,6 +103,11 @@ def refuse_optimizers(optimizers: Sequence[Optimizer], recipe: Recipe) -> None:
             raise AttachError(
                 "SparseAdam takes only sparse gradients, but averaged gradients are dense: use Adam, or a recipe with local steps"
             )
+        if "Muon" in kinds and not any(p.dim() > 1 for group in optimizer.param_groups for p in group["params"]):
+            raise AttachError(
+                "Muon without matrices: it makes the momentum of each matrix orthogonal, and holds vectors only; give it the weights of "
+                "hidden layers, and all else to AdamW: attach(model, [muon, adamw], recipe)"
+            )
         if hasattr(optimizer, "second_step") and isinstance(getattr(optimizer, "base_optimizer", None), Optimizer):
             raise AttachError(
                 f"{type(optimizer).__name__} has a first_step() and a second_step(), and step() may never be called: give attach "
