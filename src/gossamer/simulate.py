@@ -65,6 +65,8 @@ def replicas(
         opt = optimizer(mine)
         named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
         out.append(Replica(mine, opt, Worker(parsed, params_of(named), opt, rank, size, seed)))
+        for bucket, first in zip(out[rank].worker.buckets, out[0].worker.buckets, strict=True):
+            bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
     return out
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult
 from gossamer.core.parts import part, require
-from gossamer.core.verbs import Program, all_gather, all_gather_ragged
+from gossamer.core.verbs import Program, all_gather, all_gather_ragged, once
 
 
 @final
@@ -47,7 +47,8 @@ class Gather(CodecExchange):
         else:
             wires = yield from all_gather(wire)
         mean = block.for_mean()
-        largest = codec.mean(wires, layout, mean)
+        key = codec, layout.segments, layout.knobs, mean.dtype
+        largest = once(wires, key, mean, lambda: codec.mean(wires, layout, mean))
 
         def add_sent(into: Tensor, weight: float) -> None:
             codec.accumulate(wire, layout, into, weight)

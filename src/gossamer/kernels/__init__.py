@@ -15,8 +15,10 @@ from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
     quantise_accumulate,
+    quantise_accumulate_each,
     quantise_bytes,
     quantise_decode,
+    quantise_each,
     quantise_encode,
 )
 from gossamer.kernels.reference.hashing import mix3
@@ -59,8 +61,10 @@ __all__ = [
     "mix3",
     "quantise",
     "quantise_accumulate",
+    "quantise_accumulate_each",
     "quantise_bytes",
     "quantise_decode",
+    "quantise_each",
     "quantise_encode",
     "scatter_add",
     "sign_accumulate",
