@@ -4,18 +4,26 @@ The same worker, recipe and algorithms as on real processes; only the fabric dif
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heapreplace
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.core.errors import CostError
 from gossamer.core.verbs import Compute, Program
+from gossamer.costs import Cluster
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.sim import Network, simulate
+from gossamer.fabrics.links import ClusterLinks
+from gossamer.fabrics.sim import Network, Span, simulate
 from gossamer.kernels.finite import all_finite
 from gossamer.planning import bytes_per_step
+from gossamer.planning.events import AverageRequest
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Programs
+from gossamer.planning.plan import work_of
+from gossamer.planning.work import WorkSource
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
 
@@ -43,6 +51,7 @@ class Replica:
 class Trained:
     replicas: list[Replica]
     ledger: Ledger
+    spans: list[Span] = field(default_factory=list[Span])  # time lines; see `fabrics.sim`
 
     @property
     def seconds(self) -> float:
@@ -65,21 +74,75 @@ def replicas(
         opt = optimizer(mine)
         named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
         out.append(Replica(mine, opt, Worker(parsed, params_of(named), opt, rank, size, seed)))
+        for bucket, first in zip(out[rank].worker.buckets, out[0].worker.buckets, strict=True):
+            bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
     return out
+
+
+@dataclass(frozen=True)
+class ClusterCosts:
+    """What a step takes on a cluster: its links, the processor's work of each program, and the model's forward, backward and
+    optimizer. A bucket is sent when its gradient is there, while the backward pass goes on.
+    """
+
+    links: ClusterLinks
+    model: ModelCost
+
+    def before(self, rank: int, parts: int, averages: bool) -> float:
+        """Seconds of a step before its first gradient is there; the optimizer's count as the next step's."""
+        model, passes = self.model, parts - averages
+        alone = passes * (model.forward + model.backward) + averages * model.forward + model.optimizer
+        return alone * self._slowdown(rank)
+
+    def arrives(self, rank: int, bucket: int) -> float:
+        """Seconds of the backward pass from the gradients of the bucket before to those of this one."""
+        last, earlier = len(self.model.buckets) - 1, 0.0 if bucket == 0 else self.model.arrival(bucket - 1)
+        until = 1.0 if bucket == last else self.model.arrival(bucket)
+        return (until - earlier) * self.model.backward * self._slowdown(rank)
+
+    def _slowdown(self, rank: int) -> float:
+        return self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
+
+
+def costs_on(
+    cluster: Cluster, recipe: "str | Recipe", model: ModelCost, work: WorkSource | None = None
+) -> ClusterCosts:
+    """The costs of a recipe and a model on a cluster; `work` says where processor seconds come from, by default measured here.
+
+    Averages are charged; messages of gossip and of schedules with a server cost the processor nothing here.
+
+    >>> from gossamer.costs import from_flags
+    >>> from gossamer.planning.model_shapes import from_shapes
+    >>> model = from_shapes({"w": (512, 512)}, 0.1, name="w", memory_rate=1e10)
+    >>> costs = costs_on(from_flags(nodes=4, rate=25e6), "qsgd", model)
+    >>> [*costs.links.pieces], len(costs.links.pieces["w"])
+    (['w'], 3)
+    """
+    programs = Programs(
+        Recipe.of(recipe).bound(dict(model.shapes)), model.shapes, cluster.size, cluster, work or work_of(cluster)
+    )
+    pieces = dict[str, list[float]]()
+    for i, bucket in enumerate(programs.buckets):
+        seconds, inside = list[float](), 0.0
+        for piece in programs.pieces([AverageRequest((i,))]):
+            seconds.append(piece.work + inside)
+            inside = piece.inside
+        pieces[bucket.name] = seconds
+    return ClusterCosts(ClusterLinks(cluster, pieces), replace(model, buckets=[b.names for b in programs.buckets]))
 
 
 def train(
     ranks: Sequence[Replica],
     backward: Backward,
     steps: int,
-    network: Network | None = None,
+    network: Network | ClusterCosts | None = None,
     seconds: Seconds = lambda rank, step: 0.0,
     listen: Listen = lambda rank, program: program,
 ) -> Trained:
     """Train all ranks for `steps` optimizer steps each, side by side; one alone as it does under `attach`: nothing is averaged,
     and outer steps are taken.
 
-    `listen` wraps each rank's program, and so sees its requests.
+    With `costs_on(...)` as the network, computing takes what it says, and not `seconds`. `listen` wraps each rank's program, and so sees its requests.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
     >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -89,14 +152,18 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
+    costs = network if isinstance(network, ClusterCosts) else None
+    if costs is not None and costs.links.cluster.size != len(ranks):
+        raise CostError(f"the cluster has {costs.links.cluster.size} ranks and {len(ranks)} train; give as many")
+    links = network.links if isinstance(network, ClusterCosts) else network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
-    programs = [listen(r.worker.rank, _run(r, backward, steps, seconds)) for r in ranks]
-    outcome = simulate(programs, network, ledger)
+    programs = [listen(r.worker.rank, _run(r, backward, steps, costs or seconds)) for r in ranks]
+    outcome = simulate(programs, links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
-    return Trained(list(ranks), ledger)
+    return Trained(list(ranks), ledger, outcome.spans)
 
 
 @dataclass
@@ -154,8 +221,13 @@ def train_on_arrival(
     return out
 
 
-def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> Program[None]:
+def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts | Seconds") -> Program[None]:
     worker = replica.worker
+
+    def arrive(bucket: int) -> Program[None]:
+        if isinstance(costs, ClusterCosts):
+            yield Compute(_nothing, "backward", costs.arrives(worker.rank, bucket))
+
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
     plain = alone and not worker.recipe.schedule.shape.works_alone
@@ -164,7 +236,11 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
         yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
-        loss = yield Compute(lambda: _gradients(replica, backward), "compute", parts * seconds(rank, step))
+        if isinstance(costs, ClusterCosts):
+            before = costs.before(rank, parts, worker.recipe.schedule.averages(step) and not alone)
+        else:
+            before = parts * costs(rank, step)
+        loss = yield Compute(lambda: _gradients(replica, backward), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss
         gradients = [c.gradients() for c in worker.buckets]
@@ -172,10 +248,14 @@ def _run(replica: Replica, backward: Backward, steps: int, seconds: Seconds) -> 
             _descend(replica)
             worker.step += 1
         else:
-            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step)
+            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step, arrive)
         worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
+
+
+def _nothing() -> None:
+    """The gradients were computed with the loss; only their seconds come one after the other."""
 
 
 def _gradients(replica: Replica, backward: Backward) -> float:
@@ -211,11 +291,13 @@ def _descend(replica: Replica) -> bool:
 
 __all__ = [
     "Backward",
+    "ClusterCosts",
     "Replica",
     "Seconds",
     "Stale",
     "Trained",
     "bytes_per_step",
+    "costs_on",
     "replicas",
     "train",
     "train_on_arrival",

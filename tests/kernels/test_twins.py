@@ -432,3 +432,41 @@ def test_places(n, rows, seed):
     if form.row_bytes and rows:  # and of what nobody wrote they say the same
         noise = torch.randint(0, 256, (wire.numel(),), generator=rng, dtype=torch.uint8)
         both(lambda: [twin("places", "decode", noise.device)(noise, form)])
+
+
+@settings(deadline=None)
+@given(
+    chunk=st.sampled_from([1, 5, 64, 700]), more=st.integers(0, 1), bits=st.integers(1, 8), seed=st.integers(0, 2**20)
+)
+def test_quantise_each(chunk, more, bits, seed):
+    """Chunks in one call, and wires in one call, are as they are one by one."""
+    bounds = (0, chunk, 2 * chunk + more, 3 * chunk + more)
+    x, keys, bucket = values(bounds[-1], seed), [(seed, 1), (seed, 2), KEY], 1024
+
+    def rows():
+        return torch.zeros(3, 1), torch.zeros(3, kernels.quantise_bytes(chunk + more, bits), dtype=torch.uint8)
+
+    def encode():
+        norms, wires = rows()
+        kernels.quantise_each(x, bounds, bits, bucket, keys, norms, wires)
+        return [norms, wires]
+
+    norms, wires = both(encode)
+    alone = rows()
+    for j, key in enumerate(keys):
+        part = x[bounds[j] : bounds[j + 1]]
+        length = kernels.quantise_bytes(part.numel(), bits)
+        kernels.quantise(part, bits, bucket, key, alone[0][j], alone[1][j, :length])
+    assert torch.equal(norms, alone[0])
+    assert torch.equal(wires, alone[1])
+
+    def add():
+        out = values(chunk + more, seed + 1)
+        kernels.quantise_accumulate_each(wires, bits, bucket, norms, out)
+        return [out]
+
+    (out,) = both(add)
+    one = values(chunk + more, seed + 1)
+    for j in range(3):
+        kernels.quantise_accumulate(wires[j], bits, bucket, norms[j], one)
+    assert torch.equal(out, one)

@@ -1,7 +1,8 @@
 """QSGD: stochastic rounding to a few bits per element, with one norm per bucket of elements."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import log2
 from typing import Annotated, Literal, final
 
@@ -155,6 +156,31 @@ class QSGD(Levelled):
         else:
             kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=payload)
         return wire
+
+    def encode_each(self, block: Bucket, chunks: Sequence[Bucket], state: State, context: Context) -> list[Tensor]:
+        counts = {self._buckets(chunk.layout) for chunk in chunks}
+        if self.code == "rice" or self.norm != "max" or len(counts) > 1 or 0 in counts:
+            return super().encode_each(block, chunks, state, context)
+        flat, heads = block.flat.float(), 4 * self._buckets(chunks[0].layout)
+        keys = [context.rng.key(f"{chunk.name}/qsgd") for chunk in chunks]
+        sizes = [chunk.numel for chunk in chunks]
+        codes = flat.new_empty(len(chunks), kernels.quantise_bytes(max(sizes), self.bits), dtype=torch.uint8)
+        norms = flat.new_empty(len(chunks), heads // 4)
+        kernels.quantise_each(flat, (0, *accumulate(sizes)), self.bits, self.bucket, keys, norms, codes)
+        wires = torch.cat([norms.view(torch.uint8), codes], 1).unbind()
+        return [w if n == max(sizes) else w[: self._fixed_bytes(c.layout)] for w, n, c in zip(wires, sizes, chunks)]
+
+    def accumulate_each(self, wires: Sequence[Tensor], layout: Layout, into: Tensor) -> None:
+        if self.code == "rice" or into.dtype != torch.float32 or not wires or not layout.numel:
+            return super().accumulate_each(wires, layout, into)
+        for wire in wires:
+            expect(wire, self._fixed_bytes(layout), "qsgd")
+        heads, rows = 4 * self._buckets(layout), torch.stack([*wires])
+        norms, codes = (
+            part.clone(memory_format=torch.contiguous_format) for part in rows.split([heads, rows.shape[1] - heads], 1)
+        )
+        kernels.quantise_accumulate_each(codes, self.bits, self.bucket, norms.view(torch.float32), into)
+        return None
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         if out.dtype != torch.float32:

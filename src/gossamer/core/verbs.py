@@ -4,6 +4,7 @@ An algorithm is a generator. It yields one of the requests below and is sent the
 fabric that answers. The functions at the end are the typed form for authors: `mean = yield from all_reduce(x)`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
@@ -31,6 +32,31 @@ class AllReduce:
 
 
 Read = Callable[[int, Tensor], None]
+
+
+class Reader(ABC):
+    """A `read` that can also read all wires at once, for a fabric that has them all.
+
+    Law: `all` leaves the bits that single calls in that order leave.
+    """
+
+    @abstractmethod
+    def __call__(self, rank: int, wire: Tensor) -> None: ...
+
+    def all(self, order: Sequence[int], wires: Sequence[Tensor]) -> None:
+        for rank in order:
+            self(rank, wires[rank])
+
+
+class EqualReader(Reader):
+    """A `read` of gathered wires whose outcome is equal on all ranks.
+
+    A fabric that serves several ranks lets one of them read, and the others copy what it has read.
+    """
+
+    @abstractmethod
+    def copy(self, read: Any) -> bool:
+        """Copy what another rank's `read` has read of the same wires; False where that reads them otherwise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,12 +95,14 @@ class AllToAll:
     """Send one wire (or LazyWire) to each rank and receive one from each; `lengths[j]` bytes come from rank j.
 
     Lazy wires are made for the own rank, the next one, the one after that, and so on. `read` is as in an all-gather.
+    `make_all`, if given, makes all wires at once, with the same bits, for a fabric on which nothing travels meanwhile.
     """
 
     wires: Sequence[Tensor | LazyWire]
     lengths: Sequence[int]
     read: Read | None = None
     among: Among = None
+    make_all: Callable[[], Sequence[Tensor]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +280,30 @@ class Present(NamedTuple):
         return [rank for rank, life in zip(self.ranks, self.lives) if (rank, life) not in there]
 
 
+class GatheredWires(list[Tensor]):
+    """Gathered wires, and what ranks that a fabric serves together have made of them.
+
+    What all ranks would compute alike, the first of them computes, and the others copy.
+    """
+
+    def __init__(self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]]) -> None:
+        super().__init__(wires)
+        self.known = known
+
+
+def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T]) -> T:
+    """Let `compute` write `out` from gathered wires, or copy what another rank has computed of them under this key."""
+    if not isinstance(wires, GatheredWires):
+        return compute()
+    if key not in wires.known:
+        found = compute()
+        wires.known[key] = out.clone(), found
+        return found
+    written, found = wires.known[key]
+    out.copy_(written)
+    return found
+
+
 Shared = (
     AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
 )  # requests that several ranks take part in
@@ -278,9 +330,14 @@ def read_all_gather(wire: Tensor, read: Read) -> Program[None]:
     yield AllGather(wire, read)
 
 
-def read_all_to_all(wires: Sequence[Tensor | LazyWire], lengths: Sequence[int], read: Read) -> Program[None]:
+def read_all_to_all(
+    wires: Sequence[Tensor | LazyWire],
+    lengths: Sequence[int],
+    read: Read,
+    make_all: Callable[[], Sequence[Tensor]] | None = None,
+) -> Program[None]:
     """All-to-all, making each wire while the one before it travels, and reading each while the next one does."""
-    yield AllToAll(wires, lengths, read)
+    yield AllToAll(wires, lengths, read, make_all=make_all)
 
 
 def send(to: int, wire: Tensor, awaits: Sequence[tuple[int, int]] = ()) -> Program[None]:
@@ -334,7 +391,8 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
     padded = wire.new_zeros(max(lengths))
     padded[: wire.numel()] = wire
     wires = yield AllGather(padded, agreed=True)
-    return [w[:n] for w, n in zip(wires, lengths, strict=True)]
+    cut = [w[:n] for w, n in zip(wires, lengths, strict=True)]
+    return GatheredWires(cut, wires.known) if isinstance(wires, GatheredWires) else cut
 
 
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:

@@ -13,7 +13,7 @@ from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult, Unit
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.verbs import Program, all_gather, all_gather_ragged
+from gossamer.core.verbs import Program, all_gather, all_gather_ragged, once
 from gossamer.exchanges.robust import RobustMean, robust_mean
 
 ROBUST = (
@@ -126,7 +126,8 @@ class Gather(CodecExchange):
     def _combine(self, wires: Sequence[Tensor], layout: Layout, out: Tensor, state: State) -> Tensor | None:
         """Write the mean of all messages to `out`; returns its largest magnitude where that costs nothing."""
         if self.mean is None or self.is_plain:
-            return self.codec.mean(wires, layout, out)
+            key = self.codec, layout.segments, layout.knobs, out.dtype
+            return once(wires, key, out, lambda: self.codec.mean(wires, layout, out))
         decoded = [torch.empty_like(out) for _ in wires]
         for wire, room in zip(wires, decoded, strict=True):
             self.codec.overwrite(wire, layout, room)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -12,9 +12,11 @@ from gossamer.core.constraints import those
 from gossamer.core.contracts import Codec, CodecExchange, Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import (
+    EqualReader,
     LazyWire,
     Program,
     Read,
+    Reader,
     all_gather_ragged,
     all_to_all_ragged,
     read_all_gather,
@@ -143,25 +145,23 @@ class Scatter(CodecExchange):
             wires[j] = codec.encode(chunks[j], state, context)
             return wires[j]
 
-        def add(j: int, wire: Tensor) -> None:
-            if j != rank:
-                codec.accumulate(wire, chunks[rank].layout, total, 1.0)
+        def make_all() -> Sequence[Tensor]:
+            made = codec.encode_each(block, chunks, state, context)
+            made[rank] = wires[rank]
+            wires.update(enumerate(made))
+            return made
 
         if self.own == "encoded":
             codec.overwrite(make(rank), chunks[rank].layout, total)
         elif total is not chunks[rank].flat:
             total.copy_(chunks[rank].flat)
-        yield from to_owners(codec, chunks, make, add, rank)
+        add = _Sum(codec, chunks[rank].layout, total, rank)
+        yield from to_owners(codec, chunks, make, add, rank, None if self.own == "encoded" else make_all)
         answer = self._answer(chunks[rank].like(total.div_(context.size)), block, state, context)
         mean = block.for_mean()
         parts = block.like(mean).chunks(context.size)
 
-        scales = list[Tensor | None]()
-
-        def put(j: int, wire: Tensor) -> None:
-            self.answers.overwrite(wire, parts[j].layout, parts[j].flat)
-            scales.append(self.answers.scales(wire, parts[j].layout))
-
+        put = _Put(self.answers, mean, parts)
         yield from to_all(self.answers, answer, [c.layout for c in chunks], put)
 
         def add_sent(into: Tensor, weight: float) -> None:
@@ -171,7 +171,7 @@ class Scatter(CodecExchange):
                 else:
                     codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)
 
-        return ReduceResult(mean, add_sent, _largest(scales))
+        return ReduceResult(mean, add_sent, _largest(put.scales))
 
     def _answer(self, mean: Bucket, block: Bucket, state: State, context: Context) -> Tensor:
         """Encode the mean of this rank's chunk, and store the encoding's error for the next step."""
@@ -199,6 +199,46 @@ class Scatter(CodecExchange):
         return float(self.answers.needs_feedback) if context.feedback is None else context.feedback
 
 
+class _Sum(Reader):
+    """Adds the other ranks' messages to this rank's chunk."""
+
+    def __init__(self, codec: Codec, layout: Layout, total: Tensor, rank: int) -> None:
+        self._codec, self._layout, self._total, self._rank = codec, layout, total, rank
+
+    def __call__(self, rank: int, wire: Tensor) -> None:
+        if rank != self._rank:
+            self._codec.accumulate(wire, self._layout, self._total, 1.0)
+
+    def all(self, order: Sequence[int], wires: Sequence[Tensor]) -> None:
+        self._codec.accumulate_each([wires[j] for j in order if j != self._rank], self._layout, self._total)
+
+
+class _Put(EqualReader):
+    """Decodes every owner's mean into its chunk of the whole mean."""
+
+    def __init__(self, codec: Codec, mean: Tensor, parts: Sequence[Bucket]) -> None:
+        self._codec, self._mean, self._parts = codec, mean, parts
+        self.scales = list[Tensor | None]()
+
+    def __call__(self, rank: int, wire: Tensor) -> None:
+        layout = self._parts[rank].layout
+        wire = wire[: self._codec.wire_bytes(layout)]  # a shorter message than the longest was padded
+        self._codec.overwrite(wire, layout, self._parts[rank].flat)
+        self.scales.append(self._codec.scales(wire, layout))
+
+    def copy(self, read: Any) -> bool:
+        if not isinstance(read, _Put) or read._what != self._what:
+            return False
+        self._mean.copy_(read._mean)
+        self.scales = read.scales
+        return True
+
+    @property
+    def _what(self) -> Any:
+        segments = [part.layout.segments for part in self._parts]
+        return self._codec, self._mean.dtype, segments
+
+
 def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
     """Largest magnitude of all chunks, or None if some codec does not tell its scales."""
     said = [s for s in scales if s is not None]
@@ -214,7 +254,12 @@ def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
 
 
 def to_owners(
-    codec: Codec, chunks: Sequence[Bucket], make: Callable[[int], Tensor], read: Read, rank: int
+    codec: Codec,
+    chunks: Sequence[Bucket],
+    make: Callable[[int], Tensor],
+    read: Read,
+    rank: int,
+    make_all: Callable[[], Sequence[Tensor]] | None = None,
 ) -> Program[None]:
     """Send every chunk to its owner; encode the next one and add the last one while one is in flight."""
     own = torch.empty(0, dtype=torch.uint8, device=chunks[rank].flat.device)
@@ -228,11 +273,15 @@ def to_owners(
         return
     known = [0 if n is None else n for n in lengths]
     promises = [own if j == rank else LazyWire(partial(make, j), n) for j, n in enumerate(known)]
-    yield from read_all_to_all(promises, [known[rank] if j != rank else 0 for j in range(len(chunks))], read)
+    lengths = [known[rank] if j != rank else 0 for j in range(len(chunks))]
+    yield from read_all_to_all(promises, lengths, read, make_all)
 
 
 def to_all(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
-    """Send every owner's mean to all ranks; chunks differ by an element or a table entry, so shorter messages are padded."""
+    """Send every owner's mean to all ranks; chunks differ by an element or a table entry, so shorter messages are padded.
+
+    `read` gets them with the padding.
+    """
     lengths = [codec.wire_bytes(c) for c in layouts]
     if None in lengths:
         answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts))
@@ -244,4 +293,4 @@ def to_all(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) ->
     if wire.numel() < max(known):
         padded = wire.new_zeros(max(known))
         padded[: wire.numel()] = wire
-    yield from read_all_gather(padded, lambda j, answer: read(j, answer[: known[j]]))
+    yield from read_all_gather(padded, read)

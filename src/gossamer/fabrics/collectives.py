@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 
 from gossamer.core.groups import named
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb, kept, receive_order, send_order
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    EqualReader,
+    GatheredWires,
+    Reader,
+    Verb,
+    kept,
+    receive_order,
+    send_order,
+)
 
 Collective = AllReduce | AllGather | AllToAll
 
@@ -58,16 +69,24 @@ def answers(verbs: Sequence[Any]) -> list[Any]:
             return [total, *(total.clone() for _ in verbs[1:])]
         case AllGather():
             wires = [v.wire.clone() for v in verbs]  # a program may still write to the tensor that it passed
-            return [_read(rank, v, list(wires)) for rank, v in enumerate(verbs)]
+            known, first = dict[Any, tuple[Tensor, Any]](), verbs[0].read
+            read = [_read(0, verbs[0], GatheredWires(wires, known))]
+            for rank, verb in enumerate(verbs[1:], 1):
+                copied = isinstance(verb.read, EqualReader) and verb.read.copy(first)
+                read.append([] if copied else _read(rank, verb, GatheredWires(wires, known)))
+            return read
         case _:
             sent = [_made(rank, v) for rank, v in enumerate(verbs)]
             return [_read(rank, v, [s[rank] for s in sent]) for rank, v in enumerate(verbs)]
 
 
-def _made(rank: int, verb: AllToAll) -> dict[int, Tensor]:
-    """Make the wires of a rank, in the same order as on a real network."""
+def _made(rank: int, verb: AllToAll) -> Sequence[Tensor]:
+    """Make the wires of a rank, in the same order as on a real network where they are made one by one."""
     try:
-        return {j: kept(verb.wires[j]).clone() for j in send_order(rank, len(verb.wires))}
+        if verb.make_all is not None:
+            return verb.make_all()
+        made = {j: kept(verb.wires[j]).clone() for j in send_order(rank, len(verb.wires))}
+        return [made[j] for j in range(len(made))]
     except Exception as reason:
         raise Refused(rank, reason) from reason
 
@@ -76,7 +95,11 @@ def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Te
     if verb.read is None:
         return wires
     try:
-        for j in receive_order(rank, len(wires)):
+        order = receive_order(rank, len(wires))
+        if isinstance(verb.read, Reader):
+            verb.read.all(order, wires)
+            return []
+        for j in order:
             verb.read(j, wires[j])
     except Exception as reason:
         raise Refused(rank, reason) from reason

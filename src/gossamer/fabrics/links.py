@@ -1,11 +1,14 @@
 """The links of a simulation, and the seconds that a request takes on them."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 
 from gossamer.core.verbs import AllReduce
-from gossamer.costs.crossing import traffic
+from gossamer.costs import Cluster, Hosts
+from gossamer.costs.crossing import crossing_of, traffic
 from gossamer.fabrics.collectives import Collective
 
 
@@ -21,8 +24,20 @@ class Network:
     per_node: int = 1
     inside: float = float("inf")
 
+    start: float = field(default=0.0, init=False)  # seconds to start a program on a comm thread
+
     def node_of(self, rank: int) -> int:
         return rank // self.per_node
+
+    def work(self, rank: int, label: str, piece: int) -> float:
+        """Processor seconds of a program before its k-th request, or after its last: none."""
+        return 0.0
+
+    def message(self, length: int, sender: int, to: int) -> tuple[float, float]:
+        """Seconds that the sender's link is busy with a message, and those until it arrives after that."""
+        if self.node_of(sender) == self.node_of(to):
+            return length / self.inside, 0.0
+        return length / min(self.rate_of(sender), self.rate_of(to)), self.latency
 
     def rate_of(self, rank: int) -> float:
         return self.rate[self.node_of(rank)] if isinstance(self.rate, tuple) else self.rate
@@ -45,3 +60,68 @@ class Network:
             inside.append(t.inside / self.inside)
         nodes = {self.node_of(r): self.rate_of(r) for r in ranks}
         return inside + [max(sent[n], received[n] - kept[n]) / rate for n, rate in nodes.items()]
+
+
+@dataclass(frozen=True)
+class ClusterLinks:
+    """The links and processors of a cluster.
+
+    `pieces` holds, for a program by its label, the processor seconds before each of its requests and after its last. The
+    ranks of a host share its cores, all of them at work.
+    """
+
+    cluster: Cluster
+    pieces: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+
+    @property
+    def per_node(self) -> int:
+        return self.cluster.ranks_per_node
+
+    @property
+    def start(self) -> float:
+        return self.cluster.program_seconds
+
+    @property
+    def latency(self) -> float:
+        return self.cluster.latency
+
+    @cached_property
+    def _hosts(self) -> list[Hosts]:
+        return [hosts for hosts in self.cluster.hosts for _ in range(hosts.count)]
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.per_node
+
+    def host_of(self, rank: int) -> Hosts:
+        return self._hosts[self.node_of(rank)]
+
+    def slowdown(self, rank: int) -> float:
+        """How many times as long a rank computes on its host as alone on a core of speed 1."""
+        host = self.host_of(rank)
+        return max(1.0, host.ranks / host.cores) / host.speed
+
+    def work(self, rank: int, label: str, piece: int) -> float:
+        """Processor seconds of a program before its k-th request, or after its last."""
+        pieces = self.pieces.get(label, ())
+        return pieces[piece] * self.slowdown(rank) if piece < len(pieces) else 0.0
+
+    def message(self, length: int, sender: int, to: int) -> tuple[float, float]:
+        """Seconds that the sender's link is busy with a message, and those until it arrives after that."""
+        if self.node_of(sender) == self.node_of(to):
+            return length / self.host_of(sender).inside, 0.1 * self.latency
+        down = self.host_of(to)
+        rate = min(self.host_of(sender).up, down.up if down.down is None else down.down)
+        seconds = 0.0 if rate == inf else length / (rate * self.cluster.payload * self.cluster.reaches("one"))
+        return seconds, self.latency
+
+    def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int) -> float:
+        """Seconds of a collective once all ranks have reached it: as planned for the first rank of each node."""
+        firsts = {self.node_of(r): (r, v) for r, v in reversed([*zip(ranks, verbs, strict=True)])}
+        crossings = {r: crossing_of(v, r, self.cluster, size) for r, v in firsts.values()}
+        late = max(c.latency_seconds(self.cluster) for c in crossings.values())
+        taken = list[float]()
+        for rank, c in crossings.items():
+            host, reached = self.host_of(rank), self.cluster.payload * self.cluster.reaches(c.pattern)
+            card = 0.0 if host.slowest_rate == inf else c.card / (host.slowest_rate * reached)
+            taken += [card, c.inside / host.inside, 2 * c.sent * self.cluster.byte_seconds]
+        return late + max(taken)

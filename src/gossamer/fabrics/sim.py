@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -41,7 +41,9 @@ from gossamer.core.verbs import (
 from gossamer.costs.crossing import traffic
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Ledger, LedgerEntry
-from gossamer.fabrics.links import Network
+from gossamer.fabrics.links import ClusterLinks, Network
+
+LINES = 16  # ranks whose time lines are kept
 
 
 @dataclass(eq=False)
@@ -68,22 +70,36 @@ class _Task:
     handle: SimHandle
     step: int = 0
     clock: float = 0.0
+    asked: int = 0  # requests of the network that it has made
     answer: Any = None
     error: Exception | None = None
     waits: str = ""
 
 
+class Span(NamedTuple):
+    """What a rank did between two moments of the virtual clock."""
+
+    rank: int
+    kind: Literal["computing", "coding", "sending", "waiting"]
+    begin: float
+    end: float
+
+
 @dataclass
 class SimResult:
-    """The outcome of a simulation: each rank's result, the time its program ended, and the ledger of all ranks."""
+    """The outcome of a simulation: each rank's result, the time its program ended, and the ledger of all ranks.
+
+    `spans` are the time lines of the first ranks; those of computing are there for all ranks.
+    """
 
     results: list[Any]
     clocks: list[float]
     ledger: Ledger
+    spans: list[Span] = field(default_factory=list[Span])
 
 
 def simulate(
-    programs: Sequence[Program[Any]], network: Network | None = None, ledger: Ledger | None = None
+    programs: Sequence[Program[Any]], network: Network | ClusterLinks | None = None, ledger: Ledger | None = None
 ) -> SimResult:
     """Run one program per rank to the end.
 
@@ -98,7 +114,7 @@ def simulate(
 
 
 class _Simulation:
-    def __init__(self, size: int, network: Network, ledger: Ledger) -> None:
+    def __init__(self, size: int, network: Network | ClusterLinks, ledger: Ledger) -> None:
         self.size, self.network, self.ledger = size, network, ledger
         self.order = count()
         self.ready: list[tuple[float, int, Callable[[], None]]] = []
@@ -112,6 +128,7 @@ class _Simulation:
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
         self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, _Task]]] = defaultdict(list)
         self.decided = dict[_Counter, tuple[int, float]]()  # number of tickets and time, for quorums with a fallback
+        self.spans = list[Span]()
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> SimResult:
@@ -124,7 +141,7 @@ class _Simulation:
             raise self.failures[0]  # that other ranks wait for the failed one is not the cause
         if not all(t.handle.done() for t in mains):
             raise DeadlockError(self.explain(mains))
-        return SimResult([t.handle.result for t in mains], [t.clock for t in mains], self.ledger)
+        return SimResult([t.handle.result for t in mains], [t.clock for t in mains], self.ledger, self.spans)
 
     def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
         task.clock, task.answer, task.error, task.waits = max(task.clock, clock), answer, error, ""
@@ -138,10 +155,28 @@ class _Simulation:
         try:
             verb = task.program.throw(task.error) if task.error else task.program.send(task.answer)
         except StopIteration as stop:
-            return self.finish(task, stop.value, None)
+            return self.after_work(task, partial(self.finish, task, stop.value, None))
         except Exception as error:
             return self.finish(task, None, error)
+        if isinstance(verb, Shared):
+            return self.after_work(task, partial(self.ask, task, verb))
         return self.ask(task, verb)
+
+    def after_work(self, task: _Task, act: Callable[[], None]) -> None:
+        """Act when the processor has done a started program's work before its next request, or after its last."""
+        seconds = 0.0 if task.lane == "compute" else self.network.work(task.rank, task.handle.label, task.asked)
+        task.asked += 1
+        if seconds == 0:
+            return act()
+        self.line(task.rank, "coding", task.clock, task.clock + seconds)
+        task.clock += seconds
+        return self.at(task.clock, act)
+
+    def line(
+        self, rank: int, kind: Literal["computing", "coding", "sending", "waiting"], begin: float, end: float
+    ) -> None:
+        if end > begin and (rank < LINES or kind == "computing"):
+            self.spans.append(Span(rank, kind, begin, end))
 
     def finish(self, task: _Task, result: Any, error: Exception | None) -> None:
         handle = task.handle
@@ -149,6 +184,7 @@ class _Simulation:
         if error is not None:
             self.failures.append(error)
         for waiting in handle.waiting:
+            self.line(waiting.rank, "waiting", waiting.clock, task.clock)
             self.wake(waiting, task.clock, result, error)
         place = task.rank, task.lane
         if self.busy.get(place) is task:
@@ -159,7 +195,7 @@ class _Simulation:
         if place not in self.busy and self.queues[place]:
             task = self.queues[place].popleft()
             self.busy[place] = task
-            self.wake(task, clock)
+            self.wake(task, max(task.clock, clock) + self.network.start)
 
     def ask(self, task: _Task, verb: Verb) -> None:
         if isinstance(verb, Shared):
@@ -205,6 +241,7 @@ class _Simulation:
         return None
 
     def compute(self, task: _Task, verb: Compute) -> None:
+        self.line(task.rank, "computing", task.clock, task.clock + verb.seconds)
         try:
             answer = verb.work()
         except Exception as error:
@@ -251,6 +288,7 @@ class _Simulation:
         seconds = self.network.seconds(verbs, ranks, self.size)
         for task, verb in present:
             self.note(task, verb, seconds)
+            self.line(task.rank, "sending", began, began + seconds)
         try:
             found = answers(verbs)
         except Refused as refused:  # one rank failed to make or read a wire; the others wait for it without end
@@ -262,11 +300,11 @@ class _Simulation:
     def send(self, task: _Task, verb: Send) -> None:
         """Send a message: the sender continues at once, and its node's link is busy until the wire is out."""
         to, network = members(verb, self.size)[verb.to], self.network
-        node, seconds = network.node_of(task.rank), verb.wire.numel() / network.inside
-        out, latency = task.clock + seconds, 0.0
+        node, (seconds, latency) = network.node_of(task.rank), network.message(verb.wire.numel(), task.rank, to)
+        out = task.clock + seconds
         if network.node_of(to) != node:
-            seconds, latency = verb.wire.numel() / min(network.rate_of(task.rank), network.rate_of(to)), network.latency
             self.link_free[node] = out = max(task.clock, self.link_free[node]) + seconds
+        self.line(task.rank, "sending", out - seconds, out)
         self.note(task, verb, seconds)
         route = _Route(task.rank, to, task.lane, verb.among)
         self.mail[route].append((out + latency, verb.wire))

@@ -16,8 +16,10 @@ from gossamer.kernels.quantise import (
     bucket_norms,
     quantise,
     quantise_accumulate,
+    quantise_accumulate_each,
     quantise_bytes,
     quantise_decode,
+    quantise_each,
     quantise_encode,
 )
 from gossamer.kernels.reference.hashing import mix3
@@ -63,8 +65,10 @@ __all__ = [
     "places_encode",
     "quantise",
     "quantise_accumulate",
+    "quantise_accumulate_each",
     "quantise_bytes",
     "quantise_decode",
+    "quantise_each",
     "quantise_encode",
     "scatter_add",
     "sign_accumulate",

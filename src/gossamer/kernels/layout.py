@@ -74,6 +74,7 @@ def planes(bits: int) -> tuple[int, ...]:
     return tuple(width for width in (8, 4, 2, 1) if bits & width)
 
 
+@lru_cache(maxsize=4096)
 def plane_bytes(n: int, bits: int) -> int:
     """Bytes of n codes of `bits` bits."""
     full, tail = divmod(n, PLANE_BLOCK)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.layout import require_count, require_length, require_vector
+from gossamer.kernels.layout import require_bounds, require_count, require_length, require_vector
 
 
 def quantise_bytes(n: int, bits: int) -> int:
@@ -61,6 +64,41 @@ def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out
 def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
     """out = norm / s * (code - s): to the bit what `quantise_accumulate` adds to zeros, without a pass that writes them."""
     _read(wire, bits, bucket, norms, out, 1.0, True)
+
+
+def quantise_each(
+    x: Tensor, bounds: Sequence[int], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, out: Tensor
+) -> None:
+    """`quantise` of chunks that lie one after the other, each with its own key, to rows of `norms` and `out`.
+
+    A row of `out` is as long as the longest chunk's wire. All chunks have the same number of buckets.
+    """
+    require_vector("x", x)
+    count = require_bounds(tuple(bounds), x.numel())
+    lengths = [b - a for a, b in pairwise(bounds)]
+    _require_rows(count, max(lengths), bits, bucket, norms, out)
+    if len(keys) != count or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
+        raise ValueError(
+            "quantise_each: every chunk needs a key, an element at least, and as many buckets as the others"
+        )
+    twin("quantise", "encode_each", x.device)(x, bounds, bits, bucket, norms, keys, out)
+
+
+def quantise_accumulate_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    """`quantise_accumulate` of every row, in their order, with weight 1."""
+    require_vector("out", out)
+    _require_rows(len(wires), out.numel(), bits, bucket, norms, wires)
+    if bits == 1:
+        norms = norms.masked_fill(norms < layout.TINY, 0.0)
+    twin("quantise", "read_each", out.device)(wires, bits, bucket, norms, out)
+
+
+def _require_rows(count: int, n: int, bits: int, bucket: int, norms: Tensor, wires: Tensor) -> None:
+    wanted = (count, _buckets(n, bucket)), (count, quantise_bytes(n, bits))
+    if (norms.shape, wires.shape) != wanted or not (norms.is_contiguous() and wires.is_contiguous()):
+        raise ValueError(f"norms and wires must be contiguous rows of shapes {wanted}")
+    if norms.dtype != torch.float32 or wires.dtype != torch.uint8:
+        raise TypeError(f"norms must be float32 and wires uint8, got {norms.dtype} and {wires.dtype}")
 
 
 def _encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, out: Tensor) -> None:

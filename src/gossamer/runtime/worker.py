@@ -113,14 +113,20 @@ class Worker:
         return self.recipe.schedule.step(self.loop)
 
     def train_step(
-        self, gradients: Sequence[Tensor], descend: Callable[[], bool], step: Callable[[], object]
+        self,
+        gradients: Sequence[Tensor],
+        descend: Callable[[], bool],
+        step: Callable[[], object],
+        arrive: "Callable[[int], Program[None]] | None" = None,
     ) -> Program[None]:
         """Run one whole step without hooks: send gradients, run the schedule, call the optimizer when it says so.
 
-        `step` is the optimizer's, for updates that this rank has missed.
+        `step` is the optimizer's, for updates that this rank has missed. `arrive` runs until a bucket's gradient is there.
         """
         if self.recipe.schedule.averages(self.step) and self.size > 1:
             for i, flat in enumerate(gradients):
+                if arrive is not None:
+                    yield from arrive(i)
                 yield from self.ready(i, flat)
         steps = self.steps()
         while missed := (yield from until_optimizer_step(steps)):

@@ -98,6 +98,11 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         PassThrough,
     ),
     LazyCommand(
+        "simulate",
+        "simulate.simulate_command",
+        "Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes.",
+    ),
+    LazyCommand(
         "tune",
         "tune.tune",
         "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",

@@ -73,14 +73,14 @@ def plan_command(
         show_published(as_json)
         return
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
-    where = _cluster(cluster, nodes, gpus, ranks, asked)
+    where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
         recipes = [*([] if model is None else [model]), *(recipes or [])]
         what = _script(script, arguments(context), step, where, work_of_this_machine)
     elif model is None:
         raise InputError("give a model, such as gpt2, or --script train.py")
     else:
-        what = _model(model, step, where, work_of_this_machine)
+        what = cost_of(model, step, where, work_of_this_machine)
     work = MeasuredWork() if work_of_this_machine else work_of(where)
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
@@ -119,7 +119,8 @@ def _recipes(asked: list[str] | None) -> list[str]:
     return list(presets()) if asked == ["all"] else asked or []
 
 
-def _cluster(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[str, Any]) -> Cluster:
+def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[str, Any]) -> Cluster:
+    """The cluster of a file, or of flags by their names."""
     given = [flag for flag, value in asked.items() if value is not None]
     if path is not None:
         if given:
@@ -145,7 +146,7 @@ def _cluster(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[s
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
-def _model(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
     seconds = None if step is None else quantities.seconds(step)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")

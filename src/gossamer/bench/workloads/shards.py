@@ -1,5 +1,6 @@
 """Which rows of the training data a rank sees at a step: pure arithmetic, the same on every rank."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -61,7 +62,9 @@ def _steps(rows: int, needed: int, at: BatchOf) -> int:
     return rows // needed
 
 
+@lru_cache(maxsize=8)
 def _shuffle(rows: int, seed: int, epoch: int) -> Tensor:
+    """The shuffle of an epoch, which all ranks and steps of it read."""
     # Without the factor, seed 0 in epoch 1 would be seed 1 in epoch 0.
     generator = torch.Generator().manual_seed((seed * 0x9E3779B1 + epoch) % 2**63)
     return torch.randperm(rows, generator=generator)

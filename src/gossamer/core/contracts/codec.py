@@ -73,6 +73,15 @@ class Codec(_Encoding):
     @abstractmethod
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
 
+    def encode_each(self, block: Bucket, chunks: Sequence[Bucket], state: State, context: Context) -> list[Tensor]:
+        """The wires of chunks that lie one after the other in a bucket, as `encode` makes them; of fixed length each."""
+        return [self.encode(chunk, state, context) for chunk in chunks]
+
+    def accumulate_each(self, wires: Sequence[Tensor], layout: Layout, into: Tensor) -> None:
+        """Add decoded wires to a flat tensor, in their order, as `accumulate` adds each with weight 1."""
+        for wire in wires:
+            self.accumulate(wire, layout, into, 1.0)
+
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         """Decode a wire into a flat tensor, overwriting it."""
         self.accumulate(wire, layout, out.zero_(), 1.0)

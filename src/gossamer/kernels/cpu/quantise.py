@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, inlined, kernel, prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, inlined, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of
+from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of, plane_bytes
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -30,6 +34,20 @@ def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
     levels, said, values = levels_of(bits), norms.numpy(), out.detach().numpy()
     _read(wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
+
+
+def encode_each(
+    x: Tensor, bounds: Sequence[int], bits: int, bucket: int, norms: Tensor, keys: Sequence[Key], wires: Tensor
+) -> None:
+    values, said, words = x.detach().numpy(), norms.numpy(), np.array(keys, np.int64).astype(np.uint32)
+    gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
+    lengths = np.array([plane_bytes(b - a, bits) for a, b in pairwise(bounds)], np.int64)
+    where = np.array(bounds, np.int64)
+    _encode_each(values, where, bits, bucket, gain, top, words, said, said.view(np.int32), wires.numpy(), lengths)
+
+
+def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    _read_each(wires.numpy(), bits, bucket, norms.numpy(), np.int32(levels_of(bits)), out.detach().numpy())
 
 
 @kernel
@@ -132,3 +150,30 @@ def _read(
         if bits == 1:
             codes <<= np.uint8(1)  # the two points are one level above zero, and one below
         read_buckets(codes, levels, bucket, norms, weight, out, lo, hi, anew)
+
+
+@kernel
+def _encode_each(
+    x: Floats,
+    bounds: Longs,
+    bits: int,
+    bucket: int,
+    gain: np.float32,
+    top: np.int32,
+    keys: Any,
+    norms: Any,
+    tops: Any,
+    wires: Any,
+    lengths: Longs,
+) -> None:
+    for j in range(lengths.size):
+        part, said = x[bounds[j] : bounds[j + 1]], norms[j]
+        counter, k1 = keys[j, 0], keys[j, 1]
+        wire = wires[j, : lengths[j]]
+        _encode(part, part.view(np.int32), bits, bucket, gain, top, counter, k1, True, said, tops[j], wire)
+
+
+@kernel
+def _read_each(wires: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
+    for j in range(wires.shape[0]):
+        _read(wires[j], bits, bucket, norms[j], np.float32(1), levels, out, False)

@@ -133,6 +133,18 @@ def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
         yield wire, bits, bucket, norms, out
 
 
+def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
+    bounds = (0, n // 3, n // 3 * 2, n)
+    for bits, bucket in ((4, 2**17), (1, 2**17), (7, 2**17)) if n >= 3 else ():
+        norms, wires = torch.zeros(3, 1, dtype=torch.float32), kernels.quantise_bytes(n - n // 3 * 2, bits)
+        yield values(n), bounds, bits, bucket, [KEY, (3, 4), KEY], norms, torch.zeros(3, wires, dtype=torch.uint8)
+
+
+def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
+    for wire, bits, bucket, norms, out, _ in _from_codes(n):
+        yield torch.stack([wire, wire]), bits, bucket, torch.stack([norms, 2 * norms]), out
+
+
 def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
     kinds = (
         (INT8, any_top, 128, KEY),
@@ -306,7 +318,9 @@ CALLS: dict[str, Calls] = {
     "places_encode": _to_places,
     "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
+    "quantise_accumulate_each": _from_rows,
     "quantise_decode": _decoded_codes,
+    "quantise_each": _by_chunks,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
     "small_accumulate": _from_small,

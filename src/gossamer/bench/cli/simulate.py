@@ -1,0 +1,190 @@
+"""gossamer simulate: virtual ranks train a workload in this process, on the clock of a cluster."""
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from gossamer.bench import workloads
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.plan import cluster_of, cost_of
+from gossamer.costs import Cluster
+from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.costs.quantities import size as bytes_in
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.plan import prepare, work_of
+from gossamer.planning.work import NoWork, WorkSource
+from gossamer.recipe import Recipe
+from gossamer.simulate import Trained, costs_on, replicas, train
+
+POINTS = 20  # of a loss curve that are printed as JSON
+KINDS = ("computing", "coding", "sending", "waiting")
+
+
+class Simulated(NamedTuple):
+    """A recipe's run: the losses of its steps (mean over ranks), the moment of each, bytes a rank sent, and the quality."""
+
+    recipe: str
+    steps: int
+    seconds: float
+    sent: float
+    losses: list[float]
+    moments: list[float]
+    quality: float
+    lines: dict[int, list[tuple[str, float, float]]]
+
+    def share(self, kind: str) -> float:
+        """The share of the first rank's time that it spends so; sending may overlap with computing."""
+        spent = sum(end - begin for what, begin, end in self.lines.get(0, []) if what == kind)
+        return spent / self.seconds if self.seconds else 0.0
+
+
+def simulate_command(
+    workload: Annotated[str, typer.Argument(help="A workload, such as digits; `gossamer workloads` lists them.")],
+    recipe: Annotated[list[str] | None, typer.Option(help="A recipe; give it several times for several.")] = None,
+    workers: Annotated[int, typer.Option(min=2, max=4096, help="Number of virtual ranks.")] = 8,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=10**6, help="Rounds of each recipe; a round of local steps is one.")
+    ] = 20,
+    rate: Annotated[str | None, typer.Option(help="Rate of a rank's link: '200mbit'.")] = None,
+    latency: Annotated[str | None, typer.Option(help="Seconds of a message between ranks: '30us'.")] = None,
+    cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Seconds of one step of one rank alone; measured by default.")
+    ] = None,
+    free_work: Annotated[
+        bool,
+        typer.Option("--free-work", help="Charge nothing for encoding and decoding, so that times repeat exactly."),
+    ] = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 4,
+    memory: Annotated[
+        str | None, typer.Option(help="Bytes that all ranks may take: '4 GB'; half of what is free.")
+    ] = None,
+    seed: int = 0,
+    imports: Imports = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with time lines of up to 16 ranks.")] = False,
+) -> None:
+    """Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes."""
+    asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None}
+    where = cluster_of(cluster, workers, 0, 1, asked)
+    if where.size != workers:
+        raise InputError(f"{cluster} describes {where.size} ranks, and --workers asks for {workers}; make them equal")
+    if workload not in workloads.names():
+        raise InputError(f"only workloads can be simulated, and {workload!r} is none; 'gossamer workloads' lists them")
+    task = workloads.get(workload, seed=seed, batch_size=batch_size)
+    task.prepare()
+    rows = len(task.data.train[0])
+    if rows < workers * batch_size:
+        raise InputError(
+            f"{workload} has {rows} training rows, and {workers} ranks with {batch_size} each need {workers * batch_size} a step; "
+            "lower --workers or --batch-size"
+        )
+    torch.set_num_threads(1)
+    recipes = recipe or ["allreduce"]
+    for each in recipes:
+        Recipe.of(each)
+    model = cost_of(workload, step, where, True)
+    refuse_beyond_memory(recipes, model, where, _allowed(memory))
+    work = NoWork() if free_work else work_of(where)
+    found = [simulated(each, task, model, where, work, rounds) for each in recipes]
+    print(json.dumps([_told(run) for run in found], indent=1)) if as_json else _show(found, task, where)
+
+
+def simulated(
+    recipe: str, task: workloads.Workload, model: ModelCost, cluster: Cluster, work: WorkSource, rounds: int
+) -> Simulated:
+    """Train one recipe for so many rounds."""
+
+    def backward(net: nn.Module, rank: int, step: int) -> float:
+        loss = task.loss(net, task.batch(step - 1, rank, cluster.size))
+        loss.backward()
+        return loss.item()
+
+    steps = rounds * Recipe.of(recipe).schedule.shape.period
+    fleet = replicas(recipe, task.model, task.optimizer, cluster.size, task.seed)
+    run = train(fleet, backward, steps, costs_on(cluster, recipe, model, work))
+    losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+    lines = defaultdict[int, list[tuple[str, float, float]]](list)
+    for span in run.spans:
+        if span.rank < 16:
+            lines[span.rank].append((span.kind, span.begin, span.end))
+    sent = run.ledger.sent / cluster.size
+    moments = _moments(run, len(losses))
+    return Simulated(recipe, steps, run.seconds, sent, losses, moments, task.evaluate(fleet[0].model), dict(lines))
+
+
+def _moments(run: Trained, steps: int) -> list[float]:
+    """When each of the first rank's steps has ended: when the next one begins to compute."""
+    begins = [span.begin for span in run.spans if span.rank == 0 and span.kind == "computing"]
+    each = max(len(begins) // steps, 1)  # a step computes forward, and backward in pieces
+    return [*begins[each::each], run.seconds][:steps]
+
+
+def _allowed(memory: str | None) -> float:
+    if memory is not None:
+        return bytes_in(memory)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+
+
+def refuse_beyond_memory(recipes: list[str], model: ModelCost, cluster: Cluster, allowed: float) -> None:
+    """Refuse ranks that would not fit, with what each recipe's would take."""
+    rows = list[tuple[str, float]]()
+    for recipe in recipes:
+        kept = prepare(recipe, model, cluster, NoWork()).memory if _is_planned(recipe) else model.bytes
+        rows.append((recipe, cluster.size * (model.training_bytes + model.bytes + kept)))
+    if max(taken for _, taken in rows) > allowed:
+        table = "\n".join(f"  {recipe}: {say_size(taken)}" for recipe, taken in rows)
+        raise InputError(
+            f"{cluster.size} ranks do not fit into {say_size(allowed)}; lower --workers or raise --memory. They would take\n{table}"
+        )
+
+
+def _is_planned(recipe: str) -> bool:
+    return not Recipe.of(recipe).schedule.shape.is_async
+
+
+def _told(run: Simulated) -> dict[str, Any]:
+    every = max(len(run.losses) // POINTS, 1)
+    curve = [
+        {"step": i + 1, "seconds": at, "loss": loss, "bytes": run.sent * (i + 1) / run.steps}
+        for i, (at, loss) in enumerate(zip(run.moments, run.losses))
+        if (i + 1) % every == 0 or i + 1 == len(run.losses)
+    ]
+    shares = {kind: run.share(kind) for kind in KINDS}
+    told = run._asdict() | {"curve": curve, "shares": shares}
+    del told["losses"], told["moments"]
+    return told
+
+
+def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster) -> None:
+    screen = console()
+    links = f"{say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message"
+    screen.print(
+        escape(f"{task.name} on {cluster.size} virtual ranks, {links}; seconds are those of the cluster's clock.")
+    )
+    table = Table("recipe", "steps", "seconds", "a step", "sent a rank", "loss", task.metric, *KINDS)
+    for run in runs:
+        table.add_row(
+            escape(run.recipe),
+            str(run.steps),
+            f"{run.seconds:.4g}",
+            say_seconds(run.seconds / run.steps),
+            say_size(run.sent),
+            f"{run.losses[0]:.3f} to {run.losses[-1]:.3f}",
+            f"{run.quality:.3f}",
+            *(f"{100 * run.share(kind):.0f} %" for kind in KINDS),
+        )
+    screen.print(table)
+    for run in runs:
+        every = max(len(run.losses) // 5, 1)
+        points = [*zip(run.moments, run.losses)][every - 1 :: every]
+        screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {at:.3g} s" for at, loss in points)))

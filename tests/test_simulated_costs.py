@@ -1,0 +1,105 @@
+"""The simulator's clock on a cluster: links, processors, and a backward pass whose gradients come one after the other."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gossamer.core.errors import CostError
+from gossamer.costs import Cluster, Hosts
+from gossamer.planning.model_cost import ModelCost, guessed_shares
+from gossamer.planning.work import NoWork, Work
+from gossamer.simulate import ClusterCosts, Replica, Trained, costs_on, replicas, train
+
+SHAPES = {"0.weight": (200, 100), "1.weight": (50, 200)}
+HOSTS = Hosts(count=4, up=1e6, latency=1e-3)
+CLUSTER = Cluster(hosts=(HOSTS,), payload=1.0, efficiency={"ring": 1.0}, byte_seconds=0.0, program_seconds=0.0)
+MODEL = ModelCost(shapes=SHAPES, forward=0.1, backward=0.3, optimizer=0.05, shares=guessed_shares(SHAPES))
+TWO_BUCKETS = "allreduce + bucket(0.01)"
+
+
+class Steady:
+    """Every piece of a program takes 10 ms."""
+
+    name = "steady"
+
+    def of(self, program: Any, size: int, verbs: Any) -> list[Work]:
+        return [Work(0.01, 0.0)] * (len(verbs) + 1)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(100, 200, bias=False), nn.Linear(200, 50, bias=False))
+
+
+def pull(model: nn.Module, rank: int, step: int) -> float:
+    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(100 * step + rank))
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+def trained(recipe: str, costs: ClusterCosts | None, steps: int = 3) -> Trained:
+    fleet = replicas(recipe, net, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), 4)
+    return train(fleet, pull, steps, costs)
+
+
+def flats(run: Trained) -> list[torch.Tensor]:
+    return [Replica.flat(replica) for replica in run.replicas]
+
+
+def test_a_step_takes_computing_and_the_ring_that_nothing_hides() -> None:
+    costs = costs_on(CLUSTER, "allreduce + bucket(100.0)", MODEL, NoWork())
+    run = trained("allreduce + bucket(100.0)", costs, steps=1)
+    ring = 6 * 1e-3 + 6 / 4 * 4 * MODEL.numel / 1e6
+    assert run.seconds == pytest.approx(MODEL.computing + ring)
+
+
+def test_buckets_cross_while_backward_goes_on() -> None:
+    run = trained(TWO_BUCKETS, costs_on(CLUSTER, TWO_BUCKETS, MODEL, NoWork()), steps=1)
+    one, two = (6e-3 + 6 / 4 * 4 * n / 1e6 for n in (10_000, 20_000))
+    ready = 0.1 + 0.05 + 0.3 / 3  # of the last layer's gradient, a third of the model
+    assert run.seconds == pytest.approx(max(0.45, ready + one) + two)
+    assert run.seconds < 0.45 + one + two - 0.05
+
+
+def test_work_is_charged_between_requests_and_cores_are_shared() -> None:
+    recipe = "allreduce + bucket(100.0)"
+    free = trained(recipe, costs_on(CLUSTER, recipe, MODEL, NoWork()), 1).seconds
+    charged = trained(recipe, costs_on(CLUSTER, recipe, MODEL, Steady()), 1)
+    assert charged.seconds == pytest.approx(free + 0.02)
+    coding = [span for span in charged.spans if span.kind == "coding" and span.rank == 0]
+    assert sum(span.end - span.begin for span in coding) == pytest.approx(0.02)
+    two = replace(CLUSTER, hosts=(replace(HOSTS, count=2, ranks=2, cores=1.0),))
+    shared = [s for s in trained(recipe, costs_on(two, recipe, MODEL, NoWork()), 1).spans if s.kind == "computing"]
+    assert sum(span.end - span.begin for span in shared if span.rank == 3) == pytest.approx(2 * MODEL.computing)
+
+
+def test_a_slow_host_is_waited_for() -> None:
+    hosts = (replace(HOSTS, count=3), replace(HOSTS, count=1, speed=0.5))
+    recipe = "allreduce + bucket(100.0)"
+    even = trained(recipe, costs_on(CLUSTER, recipe, MODEL, NoWork()), 2)
+    uneven = trained(recipe, costs_on(replace(CLUSTER, hosts=hosts), recipe, MODEL, NoWork()), 2)
+    assert uneven.seconds == pytest.approx(even.seconds + 2 * MODEL.computing)
+    waits = [s.end - s.begin for s in uneven.spans if s.kind == "waiting" and s.rank == 0]
+    assert sum(waits) > 2 * MODEL.computing
+
+
+@pytest.mark.parametrize("recipe", [TWO_BUCKETS, "qsgd + bucket(0.01)", "local_sgd(2)", "sgp", "accordion_batch(2)"])
+def test_costs_change_times_and_no_number(recipe: str) -> None:
+    costs = costs_on(CLUSTER, recipe, MODEL, Steady())
+    run, plain = trained(recipe, costs), trained(recipe, None)
+    for a, b in zip(flats(run), flats(plain), strict=True):
+        assert torch.equal(a, b)
+    assert run.ledger.sent == plain.ledger.sent
+    again = trained(recipe, costs)
+    assert (again.seconds, again.spans) == (run.seconds, run.spans)
+    assert run.seconds > 3 * MODEL.computing
+
+
+def test_a_cluster_of_another_size_is_refused() -> None:
+    costs = costs_on(replace(CLUSTER, hosts=(replace(HOSTS, count=3),)), "allreduce", MODEL, NoWork())
+    with pytest.raises(CostError, match="the cluster has 3 ranks and 4 train; give as many"):
+        trained("allreduce", costs)
