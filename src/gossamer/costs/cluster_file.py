@@ -11,6 +11,7 @@ from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster, Hosts
+from gossamer.costs.laws import Constant, Law, Lognormal, ShiftedExponential, SlowRank, read_trace
 
 FORMAT = 1
 
@@ -78,7 +79,20 @@ FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": _text(quantities.seconds),
     "checkpoint": _text(quantities.seconds),
 }
-TOP = ("format", "name", "backend", "hosts", "network", "failures", "sources")
+LAWS: dict[str, tuple[Callable[..., Law], tuple[str, ...]]] = {  # and the fields that each takes, the first always
+    "constant": (Constant, ()),
+    "exponential": (ShiftedExponential, ("tail",)),
+    "lognormal": (Lognormal, ("sigma",)),
+    "slow": (SlowRank, ("factor", "share", "rank")),
+    "trace": (read_trace, ("trace",)),
+}
+COMPUTE: dict[str, Callable[[Any], Any]] = {
+    "law": _one_of(*LAWS),
+    "trace": _text(Path),
+    "rank": _whole,
+    **dict.fromkeys(("tail", "sigma", "factor", "share"), _number),
+}
+TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "sources")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -107,6 +121,8 @@ class _ClusterReader:
         hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
         network = self._fields(table.get("network", {}), NETWORK, 0)
         network |= self._fields(table.get("failures", {}), FAILURES, 0)
+        if "compute" in table:
+            network["law"] = self._law(self._fields(table["compute"], COMPUTE, 0))
         sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")
@@ -135,6 +151,25 @@ class _ClusterReader:
             return Hosts(**fields)
         except CostError as error:
             self._fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
+
+    def _law(self, given: dict[str, Any]) -> Law:
+        """The law of computing; a trace lies beside this file unless its path is whole."""
+        if "law" not in given:
+            self._fail("compute", f"needs a law: {' or '.join(map(repr, LAWS))}")
+        kind = given.pop("law")
+        make, takes = LAWS[kind]
+        for name in given:
+            if name not in takes:
+                self._fail(name, f"is not of the law {kind!r}, which takes {', '.join(takes) or 'nothing'}")
+        if takes and takes[0] not in given:
+            self._fail("law", f"{kind!r} needs {takes[0]}")
+        if "trace" in given:
+            given = {"path": self._path.parent / given["trace"]}
+        try:
+            return make(**given)
+        except CostError as error:
+            field, _, wrong = str(error).partition(" ")
+            self._fail(*((field, wrong) if field in takes else ("trace", f"cannot be used: {error}")))
 
     def _fields(self, table: Any, known: Mapping[str, Callable[[Any], Any]], n: int) -> dict[str, Any]:
         self._known(table, tuple(known), " in a table")
@@ -175,9 +210,17 @@ def write_cluster(cluster: Cluster) -> str:
     if cluster.efficiency:
         shares = ", ".join(f"{name} = {share:.3g}" for name, share in cluster.efficiency.items())
         lines.append(f"efficiency = {{ {shares} }}")
+    lines += _compute_lines(cluster.law)
     if cluster.sources:
         lines += ["", "[sources]", *(f'{name} = "{where}"' for name, where in cluster.sources.items())]
     return "\n".join(lines) + "\n"
+
+
+def _compute_lines(law: Law) -> list[str]:
+    """The table of the law; a constant one is not written, and a trace stays the file that it was read from."""
+    kind = next((kind for kind, (make, _) in LAWS.items() if make is type(law)), "constant")
+    given = [f"{name} = {getattr(law, name):g}" for name in LAWS[kind][1]]
+    return ["", "[compute]", f'law = "{kind}"', *given] if given else []
 
 
 def _rate(value: float) -> str:
