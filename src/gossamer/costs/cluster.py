@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from gossamer.core.errors import CostError
-from gossamer.costs.laws import Constant, Law
+from gossamer.costs.laws import Constant, Law, SlowRank
 from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
@@ -87,6 +87,8 @@ class Cluster:
             raise CostError("groups of hosts have different numbers of ranks, which is not planned; give all the same")
         if len({p.currency for h in self.hosts for p in (h.price, h.egress) if p}) > 1:
             raise CostError("prices are in two currencies; give all in one")
+        if isinstance(self.law, SlowRank) and not 0 <= self.law.rank < self.size:
+            raise CostError(f"rank {self.law.rank} is to be slow, and ranks are numbered from 0 to {self.size - 1}")
         if not 0 < self.payload <= 1 or not all(0 < e <= 1 for e in self.efficiency.values()):
             raise CostError("payload and efficiency must lie between 0 and 1")
 

@@ -197,7 +197,7 @@ def law_of(text: str) -> Law:
     >>> law_of("lognormal 0.2"), law_of("exponential 0.1"), law_of("slow 2"), law_of("slow 5 0.02")
     (Lognormal(sigma=0.2), ShiftedExponential(tail=0.1), SlowRank(factor=2.0, share=1.0, rank=0), SlowRank(factor=5.0, share=0.02, rank=0))
     """
-    kind, *rest = text.split()
+    kind, *rest = text.split() or [""]
     if kind == "trace" and len(rest) == 1:
         return read_trace(Path(rest[0]))
     try:

@@ -20,6 +20,7 @@ from gossamer.memories import NoMemory
 from gossamer.planning.bytes import bytes_per_step
 from gossamer.planning.events import Busy
 from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Piece
 from gossamer.planning.replay import StartProgram, Step, StepSeconds
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
@@ -57,9 +58,9 @@ def at_their_own_pace(
     pieces = [p for a in actions if isinstance(a, StartProgram) for p in a.pieces]
     crossings = [p.crossing for p in pieces if p.crossing is not None]
     busy = work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
-    wires = sum(c.link_seconds(cluster) + c.sent * 2 * cluster.byte_seconds for c in crossings)
-    wires += work / cluster.speed * sum(p.work + p.inside for p in pieces)
-    alone = model.computing + 8 * model.numel / cluster.memory_rate / cluster.speed
+    wires = sum(_piece_seconds(p, cluster, work / cluster.speed) for p in pieces)
+    gathered = 8 * model.numel / cluster.memory_rate / cluster.speed  # bytes read and written to gather gradients
+    alone = model.computing + gathered * recipe.schedule.shape.averages_gradients
     if model.on_cores:
         alone *= max(cluster.ranks_per_node / cluster.cores, 1.0)
     ranks = simulated_ranks(recipe, cluster.size)
@@ -75,6 +76,14 @@ def at_their_own_pace(
     rest = max(step - told.computing - busy, 0.0)
     sent, card = (sum(getattr(c, name) for c in crossings) / len(steps) for name in ("sent", "card"))
     return StepSeconds(step, told.forward, told.backward, busy, rest, told.optimizer, sent, card)
+
+
+def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:
+    """The seconds of a piece without latency: work, then the bytes beside the work that they are."""
+    if piece.crossing is None:
+        return times * piece.work
+    copies = piece.crossing.sent * 2 * cluster.byte_seconds
+    return times * piece.work + max(piece.crossing.link_seconds(cluster), times * piece.inside + copies)
 
 
 def _factors(cluster: Cluster, ranks: int) -> list[float]:
