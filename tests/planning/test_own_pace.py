@@ -27,7 +27,10 @@ def test_a_simulation_of_equal_ranks_takes_as_long_as_the_replay(recipe: str) ->
 def test_one_slow_rank_slows_only_those_that_wait_for_it() -> None:
     quick = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e9),))
     slow = replace(quick, law=SlowRank(3.0, rank=2))
-    free, waits = ["backup", "decoupled_diloco(8)", "allreduce + by_speed(local_sgd(16))"], ["allreduce", "local_sgd(16)"]
+    free, waits = (
+        ["backup", "decoupled_diloco(8)", "allreduce + by_speed(local_sgd(16))"],
+        ["allreduce", "local_sgd(16)"],
+    )
     found = plan(SMALL, slow, [*free, *waits], work=NoWork(), curves=False)
     steps = {row.name: row.seconds.step / SMALL.computing for row in found.recipes if row.seconds is not None}
     assert all(steps[name] < 1.35 for name in free), steps

@@ -49,6 +49,28 @@ class Hosts:
         return min(self.up, self.up if self.down is None else self.down)
 
 
+@dataclass(frozen=True)
+class WorkTable:
+    """Processor seconds of a recipe's program on a bucket of so many bytes: a row for each number of `ranks`, with the seconds
+    before and within each request, and those after the last.
+    """
+
+    bytes: int
+    ranks: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    device: Device = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.bytes < 1:
+            raise CostError(f"bytes must be at least 1, not {self.bytes}")
+        if not self.ranks or min(self.ranks) < 2 or sorted({*self.ranks}) != [*self.ranks]:
+            raise CostError(f"ranks must be whole numbers of 2 or more that rise, not {[*self.ranks]}")
+        if len(self.seconds) != len(self.ranks) or any(not row or len(row) % 2 for row in self.seconds):
+            raise CostError("seconds must have a row for each of ranks, with two numbers for each request and two more")
+        if any(not 0 <= x < inf for row in self.seconds for x in row):
+            raise CostError("seconds must be 0 or more")
+
+
 EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
     "gloo": {"ring": 0.96, "pairs": 0.88, "one": 0.95, "shared": 0.75},
     "nccl": {"ring": 0.85, "pairs": 0.85, "one": 0.85, "shared": 0.85},
@@ -77,6 +99,7 @@ class Cluster:
     restart: float = 120.0  # seconds from a failure until training goes on
     checkpoint: float = 20.0  # seconds of a save
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    work: Mapping[str, WorkTable] = field(default_factory=dict[str, WorkTable])  # by recipe
 
     def __post_init__(self) -> None:
         if not self.hosts:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import quantities
-from gossamer.costs.cluster import Cluster, Hosts
+from gossamer.costs.cluster import Cluster, Hosts, WorkTable
 from gossamer.costs.laws import Constant, Law, Lognormal, ShiftedExponential, SlowRank, read_trace
 
 FORMAT = 1
@@ -44,6 +44,12 @@ def _one_of(*known: str) -> Callable[[Any], str]:
         return value
 
     return parse
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CostError(f"must be a list, not {value!r}")
+    return value
 
 
 def _efficiency(value: Any) -> Mapping[str, float]:
@@ -92,7 +98,13 @@ COMPUTE: dict[str, Callable[[Any], Any]] = {
     "rank": _whole,
     **dict.fromkeys(("tail", "sigma", "factor", "share"), _number),
 }
-TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "sources")
+WORK: dict[str, Callable[[Any], Any]] = {
+    "device": _one_of("cpu", "gpu"),
+    "bytes": _whole,
+    "ranks": lambda value: tuple(map(_whole, _list(value))),
+    "seconds": lambda value: tuple(tuple(map(_number, _list(row))) for row in _list(value)),
+}
+TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "work", "sources")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -124,6 +136,9 @@ class _ClusterReader:
         if "compute" in table:
             network["law"] = self._law(self._fields(table["compute"], COMPUTE, 0))
         sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
+        network["work"] = {
+            name: self._work(name, table, n) for n, (name, table) in enumerate(table.get("work", {}).items())
+        }
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")
         if backend not in ("gloo", "nccl"):
@@ -151,6 +166,25 @@ class _ClusterReader:
             return Hosts(**fields)
         except CostError as error:
             self._fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
+
+    def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
+        if not isinstance(table, dict):
+            self._fail(recipe, 'must be a table: [work."' + recipe + '"]')
+        try:
+            fields = self._fields(table, WORK, n)
+            if missing := [name for name in ("bytes", "ranks", "seconds") if name not in fields]:
+                raise CostError(f"{missing[0]} is missing")
+            return WorkTable(**fields)
+        except CostError as error:
+            if str(error).startswith(str(self._path)):
+                raise
+            raise CostError(
+                f'{self._path}, {self._line(f"[work.{chr(34)}{recipe}")}[work."{recipe}"]: {error}'
+            ) from None
+
+    def _line(self, begins: str) -> str:
+        found = next((i for i, line in enumerate(self._lines, 1) if line.strip().startswith(begins)), 0)
+        return f"line {found}: " if found else ""
 
     def _law(self, given: dict[str, Any]) -> Law:
         """The law of computing; a trace lies beside this file unless its path is whole."""
@@ -211,6 +245,10 @@ def write_cluster(cluster: Cluster) -> str:
         shares = ", ".join(f"{name} = {share:.3g}" for name, share in cluster.efficiency.items())
         lines.append(f"efficiency = {{ {shares} }}")
     lines += _compute_lines(cluster.law)
+    for recipe, table in cluster.work.items():
+        rows = ", ".join(f"[{', '.join(f'{x:.4g}' for x in row)}]" for row in table.seconds)
+        lines += ["", f'[work."{recipe}"]', f'device = "{table.device}"', f"bytes = {table.bytes}"]
+        lines += [f"ranks = {[*table.ranks]}", f"seconds = [{rows}]"]
     if cluster.sources:
         lines += ["", "[sources]", *(f'{name} = "{where}"' for name, where in cluster.sources.items())]
     return "\n".join(lines) + "\n"

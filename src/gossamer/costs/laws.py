@@ -164,7 +164,9 @@ class Trace(Law):
     def _means(self, steps: int) -> list[float]:
         """Means of runs of so many steps in a row, of all ranks, in order."""
         return sorted(
-            sum(row[(i + k) % len(row)] for k in range(steps)) / steps for row in self._relative for i in range(len(row))
+            sum(row[(i + k) % len(row)] for k in range(steps)) / steps
+            for row in self._relative
+            for i in range(len(row))
         )
 
     def share_below(self, x: float, steps: int) -> float:

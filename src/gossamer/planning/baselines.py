@@ -108,7 +108,10 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
         gather = moved.seconds(cluster)
         late = model.at_speed(1 / late_by(cluster.law, cluster.size, 1))
         forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
-        optimizer, waiting = model.optimizer / cluster.size, late.forward + late.backward - model.forward - model.backward
+        optimizer, waiting = (
+            model.optimizer / cluster.size,
+            late.forward + late.backward - model.forward - model.backward,
+        )
         network = forward + backward - late.forward - late.backward
         total = forward + backward + optimizer
         sent, card = 3 * moved.sent, 3 * moved.card

@@ -10,11 +10,9 @@ from math import inf
 
 import torch
 
-
 from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
 from gossamer.costs.laws import Constant
-
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import NoMemory
 from gossamer.planning.bytes import bytes_per_step

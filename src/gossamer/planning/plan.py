@@ -7,7 +7,7 @@ from math import ceil, inf, lcm
 from gossamer.core.binding import Binding
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
-from gossamer.costs.laws import AtShare, Constant
+from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.losses import Money, money_of, time_kept
@@ -17,7 +17,8 @@ from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
 from gossamer.planning.timed_steps import TimedSteps
-from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
+from gossamer.planning.work import MeasuredWork, WorkSource
+from gossamer.planning.work_tables import WorkInFile, work_of
 from gossamer.recipe import Recipe
 
 LIKE = 960  # ranks: worlds that differ by a multiple of it are divided alike by most numbers of ranks in a group
@@ -230,11 +231,6 @@ def _changes(rows: Sequence[Row], others: "_Baselines", cluster: Cluster) -> dic
     return out
 
 
-def work_of(cluster: Cluster) -> WorkSource:
-    """Where the processor time of programs comes from: measured here, but for GPUs, which are not here."""
-    return MemoryPasses(cluster.memory_rate) if cluster.has_gpus else MeasuredWork()
-
-
 class _Baselines:
     """The baselines' seconds, at the cluster's rate and at others."""
 
@@ -309,7 +305,7 @@ class _Planner:
             return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
-        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork) else (0.3, 3.0)
+        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
         curves = self.curves and not prepared.simulated  # a simulation takes seconds
         pays, busy = self._curves(prepared) if curves else ({}, {})
         return Row(

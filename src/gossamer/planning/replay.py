@@ -107,9 +107,7 @@ class Replay:
         network = self._blocked["network"] / many
         work, waiting = max(mean - late - network, 0.0), late - model.computing
         sent, card = self._sent / many, self._card / many
-        return StepSeconds(
-            mean, model.forward, model.backward, work, network, model.optimizer, sent, card, waiting
-        )
+        return StepSeconds(mean, model.forward, model.backward, work, network, model.optimizer, sent, card, waiting)
 
     # -- the training loop -----------------------------------------------------------------------------------------------
 

@@ -26,10 +26,11 @@ from gossamer.costs.laws import law_of
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
-from gossamer.planning.plan import TrainingPlan, plan, work_of
+from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
 PAPERS_BARS = "terngrad-paper"
@@ -54,7 +55,8 @@ def plan_command(
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between hosts: '30us'.")] = None,
     inside: Annotated[str | None, typer.Option(help="Rate between two ranks of a host: '300 GB/s'.")] = None,
     law: Annotated[
-        str | None, typer.Option(help="How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'.")
+        str | None,
+        typer.Option(help="How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."),
     ] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
     script: Annotated[

@@ -30,7 +30,9 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
     screen.print(escape(_setting(plan)))
     screen.print(_rows(plan, screen.width < WIDE))
     for row in plan.recipes:
-        said = f"simulated on {row.simulated} ranks, who do not all wait for the slowest" if row.simulated else row.error
+        said = (
+            f"simulated on {row.simulated} ranks, who do not all wait for the slowest" if row.simulated else row.error
+        )
         if said:
             screen.print(escape(f"{row.name}: {said}"))
     screen.print()
