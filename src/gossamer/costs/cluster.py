@@ -6,6 +6,7 @@ from math import inf
 from typing import Literal
 
 from gossamer.core.errors import CostError
+from gossamer.costs.laws import Constant, Law, SlowRank
 from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
@@ -48,6 +49,28 @@ class Hosts:
         return min(self.up, self.up if self.down is None else self.down)
 
 
+@dataclass(frozen=True)
+class WorkTable:
+    """Processor seconds of a recipe's program on a bucket of so many bytes: a row for each number of `ranks`, with the seconds
+    before and within each request, and those after the last.
+    """
+
+    bytes: int
+    ranks: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    device: Device = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.bytes < 1:
+            raise CostError(f"bytes must be at least 1, not {self.bytes}")
+        if not self.ranks or min(self.ranks) < 2 or sorted({*self.ranks}) != [*self.ranks]:
+            raise CostError(f"ranks must be whole numbers of 2 or more that rise, not {[*self.ranks]}")
+        if len(self.seconds) != len(self.ranks) or any(not row or len(row) % 2 for row in self.seconds):
+            raise CostError("seconds must have a row for each of ranks, with two numbers for each request and two more")
+        if any(not 0 <= x < inf for row in self.seconds for x in row):
+            raise CostError("seconds must be 0 or more")
+
+
 EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
     "gloo": {"ring": 0.96, "pairs": 0.88, "one": 0.95, "shared": 0.75},
     "nccl": {"ring": 0.85, "pairs": 0.85, "one": 0.85, "shared": 0.85},
@@ -71,10 +94,12 @@ class Cluster:
     payload: float = 0.956
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     byte_seconds: float = 6e-10
+    law: Law = Constant()  # of computing
     program_seconds: float = 3e-4  # to start a program on a comm thread and join it
     restart: float = 120.0  # seconds from a failure until training goes on
     checkpoint: float = 20.0  # seconds of a save
     sources: Mapping[str, str] = field(default_factory=dict[str, str])
+    work: Mapping[str, WorkTable] = field(default_factory=dict[str, WorkTable])  # by recipe
 
     def __post_init__(self) -> None:
         if not self.hosts:
@@ -85,6 +110,8 @@ class Cluster:
             raise CostError("groups of hosts have different numbers of ranks, which is not planned; give all the same")
         if len({p.currency for h in self.hosts for p in (h.price, h.egress) if p}) > 1:
             raise CostError("prices are in two currencies; give all in one")
+        if isinstance(self.law, SlowRank) and not 0 <= self.law.rank < self.size:
+            raise CostError(f"rank {self.law.rank} is to be slow, and ranks are numbered from 0 to {self.size - 1}")
         if not 0 < self.payload <= 1 or not all(0 < e <= 1 for e in self.efficiency.values()):
             raise CostError("payload and efficiency must lie between 0 and 1")
 

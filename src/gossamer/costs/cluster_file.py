@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import quantities
-from gossamer.costs.cluster import Cluster, Hosts
+from gossamer.costs.cluster import Cluster, Hosts, WorkTable
+from gossamer.costs.laws import Constant, Law, Lognormal, ShiftedExponential, SlowRank, read_trace
 
 FORMAT = 1
 
@@ -43,6 +44,12 @@ def _one_of(*known: str) -> Callable[[Any], str]:
         return value
 
     return parse
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CostError(f"must be a list, not {value!r}")
+    return value
 
 
 def _efficiency(value: Any) -> Mapping[str, float]:
@@ -78,7 +85,26 @@ FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": _text(quantities.seconds),
     "checkpoint": _text(quantities.seconds),
 }
-TOP = ("format", "name", "backend", "hosts", "network", "failures", "sources")
+LAWS: dict[str, tuple[Callable[..., Law], tuple[str, ...]]] = {  # and the fields that each takes, the first always
+    "constant": (Constant, ()),
+    "exponential": (ShiftedExponential, ("tail",)),
+    "lognormal": (Lognormal, ("sigma",)),
+    "slow": (SlowRank, ("factor", "share", "rank")),
+    "trace": (read_trace, ("trace",)),
+}
+COMPUTE: dict[str, Callable[[Any], Any]] = {
+    "law": _one_of(*LAWS),
+    "trace": _text(Path),
+    "rank": _whole,
+    **dict.fromkeys(("tail", "sigma", "factor", "share"), _number),
+}
+WORK: dict[str, Callable[[Any], Any]] = {
+    "device": _one_of("cpu", "gpu"),
+    "bytes": _whole,
+    "ranks": lambda value: tuple(map(_whole, _list(value))),
+    "seconds": lambda value: tuple(tuple(map(_number, _list(row))) for row in _list(value)),
+}
+TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "work", "sources")
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -107,7 +133,12 @@ class _ClusterReader:
         hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
         network = self._fields(table.get("network", {}), NETWORK, 0)
         network |= self._fields(table.get("failures", {}), FAILURES, 0)
+        if "compute" in table:
+            network["law"] = self._law(self._fields(table["compute"], COMPUTE, 0))
         sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
+        network["work"] = {
+            name: self._work(name, table, n) for n, (name, table) in enumerate(table.get("work", {}).items())
+        }
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")
         if backend not in ("gloo", "nccl"):
@@ -135,6 +166,44 @@ class _ClusterReader:
             return Hosts(**fields)
         except CostError as error:
             self._fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
+
+    def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
+        if not isinstance(table, dict):
+            self._fail(recipe, 'must be a table: [work."' + recipe + '"]')
+        try:
+            fields = self._fields(table, WORK, n)
+            if missing := [name for name in ("bytes", "ranks", "seconds") if name not in fields]:
+                raise CostError(f"{missing[0]} is missing")
+            return WorkTable(**fields)
+        except CostError as error:
+            if str(error).startswith(str(self._path)):
+                raise
+            raise CostError(
+                f'{self._path}, {self._line(f"[work.{chr(34)}{recipe}")}[work."{recipe}"]: {error}'
+            ) from None
+
+    def _line(self, begins: str) -> str:
+        found = next((i for i, line in enumerate(self._lines, 1) if line.strip().startswith(begins)), 0)
+        return f"line {found}: " if found else ""
+
+    def _law(self, given: dict[str, Any]) -> Law:
+        """The law of computing; a trace lies beside this file unless its path is whole."""
+        if "law" not in given:
+            self._fail("compute", f"needs a law: {' or '.join(map(repr, LAWS))}")
+        kind = given.pop("law")
+        make, takes = LAWS[kind]
+        for name in given:
+            if name not in takes:
+                self._fail(name, f"is not of the law {kind!r}, which takes {', '.join(takes) or 'nothing'}")
+        if takes and takes[0] not in given:
+            self._fail("law", f"{kind!r} needs {takes[0]}")
+        if "trace" in given:
+            given = {"path": self._path.parent / given["trace"]}
+        try:
+            return make(**given)
+        except CostError as error:
+            field, _, wrong = str(error).partition(" ")
+            self._fail(*((field, wrong) if field in takes else ("trace", f"cannot be used: {error}")))
 
     def _fields(self, table: Any, known: Mapping[str, Callable[[Any], Any]], n: int) -> dict[str, Any]:
         self._known(table, tuple(known), " in a table")
@@ -175,9 +244,21 @@ def write_cluster(cluster: Cluster) -> str:
     if cluster.efficiency:
         shares = ", ".join(f"{name} = {share:.3g}" for name, share in cluster.efficiency.items())
         lines.append(f"efficiency = {{ {shares} }}")
+    lines += _compute_lines(cluster.law)
+    for recipe, table in cluster.work.items():
+        rows = ", ".join(f"[{', '.join(f'{x:.4g}' for x in row)}]" for row in table.seconds)
+        lines += ["", f'[work."{recipe}"]', f'device = "{table.device}"', f"bytes = {table.bytes}"]
+        lines += [f"ranks = {[*table.ranks]}", f"seconds = [{rows}]"]
     if cluster.sources:
         lines += ["", "[sources]", *(f'{name} = "{where}"' for name, where in cluster.sources.items())]
     return "\n".join(lines) + "\n"
+
+
+def _compute_lines(law: Law) -> list[str]:
+    """The table of the law; a constant one is not written, and a trace stays the file that it was read from."""
+    kind = next((kind for kind, (make, _) in LAWS.items() if make is type(law)), "constant")
+    given = [f"{name} = {getattr(law, name):g}" for name in LAWS[kind][1]]
+    return ["", "[compute]", f'law = "{kind}"', *given] if given else []
 
 
 def _rate(value: float) -> str:

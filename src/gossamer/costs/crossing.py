@@ -11,6 +11,9 @@ from typing import NamedTuple
 from gossamer.core.groups import members, place
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, Shared, Verb
 from gossamer.costs.cluster import Cluster, Pattern
+from gossamer.costs.sharing import Flow
+
+TINY = 1e-12
 
 
 class Traffic(NamedTuple):
@@ -93,6 +96,14 @@ class Crossing:
         within = 0.0 if cluster.inside == inf else self.inside / cluster.inside
         return max(card, within)
 
+    def flow(self, cluster: Cluster) -> Flow:
+        """What it takes of the card and of the links within the node while its bytes travel; full links are 1."""
+        alone = self.link_seconds(cluster)
+        card = 0.0 if cluster.rate == inf or not alone else self.card / (cluster.rate * cluster.payload) / alone
+        within = 0.0 if cluster.inside == inf or not alone else self.inside / cluster.inside / alone
+        most = max(card, within, TINY)
+        return Flow(most, {"card": card / most, "inside": within / most})
+
     def seconds(self, cluster: Cluster) -> float:
         return self.latency_seconds(cluster) + self.link_seconds(cluster)
 
@@ -108,7 +119,7 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
     """
     per_node = max(cluster.ranks_per_node // sharing, 1)
     ranks, (index, count) = members(verb, size), place(verb, rank, size)
-    mates = [r for r in ranks if r // per_node == rank // per_node]
+    mates = _mates(ranks, rank, per_node)
     nodes = _nodes(ranks, per_node)
     moved = traffic(verb, rank, size, per_node)
     match verb:
@@ -140,8 +151,18 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
     return Crossing(pattern, messages, between, moved.sent, sharing * card, within)
 
 
+def _mates(ranks: Sequence[int], rank: int, per_node: int) -> Sequence[int]:
+    """Those of the ranks that are on this rank's node; of all ranks they follow one another."""
+    if isinstance(ranks, range):
+        first = rank // per_node * per_node
+        return ranks[first : first + per_node]
+    return [r for r in ranks if r // per_node == rank // per_node]
+
+
 def _nodes(ranks: Sequence[int], per_node: int) -> int:
     """The number of nodes that these ranks are on."""
+    if isinstance(ranks, range):
+        return ceil(len(ranks) / per_node)
     return len(ranks) if per_node == 1 else len({r // per_node for r in ranks})
 
 

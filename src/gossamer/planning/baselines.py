@@ -11,7 +11,7 @@ from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Piece, cut_shards
-from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSeconds
+from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSeconds, late_by
 
 FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
 ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
@@ -27,7 +27,7 @@ class PlannedBaseline:
 
 def compute(model: ModelCost) -> PlannedBaseline:
     """Each rank trains alone and sends nothing."""
-    return PlannedBaseline("compute", lambda cluster: Replay(cluster, model).seconds([ALONE], 0))
+    return PlannedBaseline("compute", lambda cluster: Replay(cluster, replace(model, waits=0)).seconds([ALONE], 0))
 
 
 def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1) -> PlannedBaseline:
@@ -35,7 +35,7 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     micro-batches, after the last of which gradients are averaged.
     """
     buckets = _ddp_buckets(model.shapes)
-    told = replace(model, buckets=buckets)
+    told = replace(model, buckets=buckets, waits=accumulate)
     name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
 
     def seconds(cluster: Cluster) -> StepSeconds:
@@ -106,12 +106,16 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
     def seconds(cluster: Cluster) -> StepSeconds:
         moved = _gather(model.numel, 4, cluster.size, cluster, cluster.nodes)
         gather = moved.seconds(cluster)
-        forward, backward = max(model.forward, gather), max(model.backward, 2 * gather)
-        optimizer = model.optimizer / cluster.size
-        waits = forward + backward - model.forward - model.backward
+        late = model.at_speed(1 / late_by(cluster.law, cluster.size, 1))
+        forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
+        optimizer, waiting = (
+            model.optimizer / cluster.size,
+            late.forward + late.backward - model.forward - model.backward,
+        )
+        network = forward + backward - late.forward - late.backward
         total = forward + backward + optimizer
         sent, card = 3 * moved.sent, 3 * moved.card
-        return StepSeconds(total, model.forward, model.backward, 0.0, waits, optimizer, sent, card)
+        return StepSeconds(total, model.forward, model.backward, 0.0, network, optimizer, sent, card, waiting)
 
     return PlannedBaseline("fsdp", seconds)
 

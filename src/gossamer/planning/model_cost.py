@@ -22,6 +22,7 @@ class ModelCost:
     on_cores: bool = True  # forward and backward need the host's cores; an accelerator's do not
     name: str = ""
     source: str = "default"  # of the seconds
+    waits: int = 1  # steps from one moment at which all ranks wait for the slowest to the next; 0 if they never do
     buckets: Sequence[Sequence[str]] = field(default_factory=list[Sequence[str]])
 
     @property

@@ -16,6 +16,9 @@ from gossamer.core.groups import place
 from gossamer.core.loop import Message
 from gossamer.core.programs import drive
 from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
     Program,
     Shared,
     TakeTicket,
@@ -33,6 +36,8 @@ from gossamer.runtime.optimizer_state import requests
 from gossamer.runtime.params import params_of
 
 SMALL = Layout.of({"x": (1,)})
+FEW, MANY = 64, 512  # ranks: requests of more than MANY follow from those of FEW and of twice as many
+COLLECTIVES = (AllReduce, AllGather, AllToAll)
 
 
 class Piece(NamedTuple):
@@ -157,8 +162,9 @@ class Programs:
         """The requests of a program, how many times their bytes the whole bucket has, and the bytes of its states."""
         layout = program.layout
         try:
-            flat = torch.empty(layout.numel, device="meta", dtype=layout.dtype)
-            verbs, states = self._requests(program, layout, flat)
+            if (found := self._of_many(program)) is not None:
+                return found
+            verbs, states = self._hollow(program, layout, self.size)
             return verbs, 1.0, states
         except (RuntimeError, NotImplementedError, TypeError):  # what it sends depends on the numbers
             short = shortened(layout)
@@ -166,19 +172,64 @@ class Programs:
             verbs, states = self._requests(program, short, heavy_tailed(short))
             return verbs, layout.numel / short.numel, states
 
-    def _requests(self, program: Planned, layout: Layout, flat: Tensor) -> tuple[list[Verb], int]:
-        verbs, states = list[Verb](), (State(), State())
+    def _of_many(self, program: Planned) -> tuple[list[Verb], float, int] | None:
+        """The requests in a world of very many ranks, from those in two small worlds.
+
+        A wire that is as long in both is one of the whole bucket; any other is one of a rank's chunk, and is as long as in a
+        small world with chunks of that length. None if ranks meet in groups, or more often where there are more of them.
+        """
+        layout, size = program.layout, self.size
+        if size <= MANY:
+            return None
+        less, states = self._hollow(program, layout, FEW)
+        more, _ = self._hollow(program, layout, 2 * FEW)
+        part = Layout.of({layout.name: (ceil(layout.numel * FEW / size),)}, layout.dtype)
+        cut, _ = self._hollow(program, part, FEW)
+        if not len(less) == len(more) == len(cut) or not all(
+            isinstance(v, COLLECTIVES) and v.among is None for v in less
+        ):
+            return None
+        rows = zip(less, more, cut, strict=True)
+        return [_among(a if _length(a) == _length(b) else c, size) for a, b, c in rows], 1.0, states
+
+    def _hollow(self, program: Planned, layout: Layout, size: int) -> tuple[list[Verb], int]:
+        return self._requests(program, layout, torch.empty(layout.numel, device="meta", dtype=layout.dtype), size)
+
+    def _requests(
+        self, program: Planned, layout: Layout, flat: Tensor, size: int | None = None
+    ) -> tuple[list[Verb], int]:
+        verbs, states, size = list[Verb](), (State(), State()), size or self.size
 
         def answer(verb: Verb) -> Any:
             verbs.append(verb)
-            return answer_of(verb, place(verb, 0, self.size)[1])
+            return answer_of(verb, place(verb, 0, size)[1])
 
         if self._begins:
-            drive(program.run(layout, flat, context_of(self.size), states, True), answer)
+            drive(program.run(layout, flat, context_of(size), states, True), answer)
         verbs.clear()
-        drive(program.run(layout, flat, context_of(self.size), states, True), answer)
+        drive(program.run(layout, flat, context_of(size), states, True), answer)
         held = sum(t.numel() * t.element_size() for state in states for t in state.values())
         return verbs, held
+
+
+def _length(verb: Verb) -> int:
+    """The bytes of a collective's tensor, of its wire, or of its wire to the next rank."""
+    match verb:
+        case AllReduce(tensor):
+            return tensor.numel() * tensor.element_size()
+        case AllGather(wire):
+            return wire.numel()
+        case AllToAll(wires):
+            return wires[1].numel()
+        case _:
+            return 0
+
+
+def _among(verb: Verb, size: int) -> Verb:
+    """The same collective among `size` ranks, with the wire of one pair of ranks for each pair."""
+    if not isinstance(verb, AllToAll):
+        return verb
+    return AllToAll([verb.wires[1]] * size, [verb.wires[1].numel()] * size)
 
 
 def _merged(crossings: Sequence[Crossing], works: Sequence[Work]) -> Iterable[Piece]:

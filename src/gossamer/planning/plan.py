@@ -2,22 +2,26 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil, inf
+from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
+from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
 from gossamer.planning.timed_steps import TimedSteps
-from gossamer.planning.work import MeasuredWork, MemoryPasses, WorkSource
+from gossamer.planning.work import MeasuredWork, WorkSource
+from gossamer.planning.work_tables import WorkInFile, work_of
 from gossamer.recipe import Recipe
 
+LIKE = 960  # ranks: worlds that differ by a multiple of it are divided alike by most numbers of ranks in a group
 NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
 
 LINE_UP = (
@@ -68,6 +72,7 @@ class Prepared:
     programs: Programs
     copies: float  # of the model, which the schedule keeps
     overlaps: bool  # programs run while later steps compute
+    simulated: int = 0  # ranks, where no one rank stands for all
 
     @property
     def memory(self) -> float:
@@ -75,6 +80,9 @@ class Prepared:
         return self.programs.state_bytes + self.copies * self.model.bytes
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
+        if self.simulated:
+            cycle = self.steps[self.warm :]
+            return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work)
         return Replay(cluster, self.model, work).seconds(self.steps, self.warm)
 
     def null_seconds(self, cluster: Cluster) -> float:
@@ -93,27 +101,28 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
     size = cluster.size // shards
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
-    if parsed.schedule.shape.is_async:
-        raise CostError(
-            f"{recipe}: ranks go at their own pace, so a step's seconds depend on all of them together, which is not planned "
-            "yet; measure it with 'gossamer compare'"
-        )
-    if cluster.speed < max(h.speed for h in cluster.hosts) and "waits for few" in parsed.schedule.traits:
-        raise CostError(
-            f"{recipe}: it goes on without the slowest ranks, and hosts of unlike speed under it are not planned yet; measure it "
-            "with 'gossamer compare'"
-        )
     programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
-    parsed.fits(Binding(size, [b.layout for b in programs.buckets]))
+    parsed.fits(Binding(_checked(size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
     timed = TimedSteps(programs)
     return Prepared(
         timed.steps,
         timed.warm,
-        replace(model, buckets=timed.names),
+        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period),
         programs,
         timed.copies,
         timed.overlaps,
+        simulated_ranks(parsed, size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
     )
+
+
+def _checked(size: int, per_node: int) -> int:
+    """The world in which a recipe is checked: of very many ranks a smaller one with the same remainders.
+
+    >>> _checked(1024, 8), _checked(10_000, 8)
+    (1024, 1360)
+    """
+    period = lcm(LIKE, per_node)
+    return size if size < 2 * period else period + size % period
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +142,7 @@ class Row:
     kept: float | None = None  # the share of time that failures leave
     money: Money | None = None  # a step of all hosts
     estimated: bool = False
+    simulated: int = 0  # ranks, for a recipe whose ranks do not all wait for the slowest
     work: str = ""  # where processor time comes from
     error: str = ""
 
@@ -221,11 +231,6 @@ def _changes(rows: Sequence[Row], others: "_Baselines", cluster: Cluster) -> dic
     return out
 
 
-def work_of(cluster: Cluster) -> WorkSource:
-    """Where the processor time of programs comes from: measured here, but for GPUs, which are not here."""
-    return MemoryPasses(cluster.memory_rate) if cluster.has_gpus else MeasuredWork()
-
-
 class _Baselines:
     """The baselines' seconds, at the cluster's rate and at others."""
 
@@ -265,7 +270,7 @@ class _Baselines:
 
 
 def bounds(cluster: Cluster) -> tuple[Cluster, Cluster]:
-    """The cluster at its best and at its worst: figures that were not measured are uncertain."""
+    """The cluster at its best and at its worst: figures that were not measured are uncertain, and computing may be random."""
     measured = cluster.source("efficiency") == "measured"
     off, late = (0.04, 1.2) if measured else (0.1, 2.0)
     patterns = ("ring", "pairs", "one", "shared")
@@ -273,7 +278,10 @@ def bounds(cluster: Cluster) -> tuple[Cluster, Cluster]:
     worst = {p: cluster.reaches(p) * (1 - off) for p in patterns}
     quick = tuple(replace(h, latency=h.latency / late) for h in cluster.hosts)
     slow = tuple(replace(h, latency=h.latency * late) for h in cluster.hosts)
-    return replace(cluster, efficiency=best, hosts=quick), replace(cluster, efficiency=worst, hosts=slow)
+    return (
+        replace(cluster, efficiency=best, hosts=quick, law=AtShare(cluster.law, 0.1)),
+        replace(cluster, efficiency=worst, hosts=slow, law=AtShare(cluster.law, 0.9)),
+    )
 
 
 @dataclass(frozen=True)
@@ -297,8 +305,9 @@ class _Planner:
             return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
-        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork) else (0.3, 3.0)
-        pays, busy = self._curves(prepared) if self.curves else ({}, {})
+        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
+        curves = self.curves and not prepared.simulated  # a simulation takes seconds
+        pays, busy = self._curves(prepared) if curves else ({}, {})
         return Row(
             name=name,
             seconds=found,
@@ -312,6 +321,7 @@ class _Planner:
             latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
             estimated=prepared.programs.estimated,
             work=self.work.name,
+            simulated=prepared.simulated,
             kept=(kept := time_kept(recipe, cluster)),
             money=money_of(found, cluster, kept or 1.0),
         )

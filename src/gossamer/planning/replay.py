@@ -7,15 +7,24 @@ of the host, and transfers that are under way at once share the host's card.
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from gossamer.costs import Cluster
+from gossamer.costs.laws import Law
+from gossamer.costs.sharing import Flow, fair_rates
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Piece
 
 CODEC_SLOWS = 1.07  # by how much a codec on the same GPU slows the backward pass; literature says 1.04 to 1.1
 TINY = 1e-12  # seconds
+
+
+@lru_cache(maxsize=256)
+def late_by(law: Law, ranks: int, steps: int) -> float:
+    """How many times the mean rank's seconds pass until the slowest has computed so many steps."""
+    return law.slowest(ranks, steps) if steps else 1.0
 
 
 class StartProgram(NamedTuple):
@@ -42,6 +51,7 @@ class StepSeconds:
     optimizer: float
     sent: float  # bytes of a rank
     card: float  # bytes of a node's card
+    waiting: float = 0.0  # for ranks that compute longer
 
     @property
     def computing(self) -> float:
@@ -62,6 +72,7 @@ class _Lane:
     latency: float = 0.0
     link: float = 0.0  # seconds on the link left, if it is not shared
     then: tuple[float, float, float] | None = None  # latency, link and work of the request that comes after the work
+    flow: Flow = Flow(1.0, {})  # what its bytes take of the links
     busy: bool = False  # it has a piece
     needs: str = ""
     opens: str = ""
@@ -74,7 +85,9 @@ class Replay:
     """
 
     def __init__(self, cluster: Cluster, model: ModelCost, work: float = 1.0) -> None:
-        self._cluster, self._model, self._times = cluster, model, work / cluster.speed
+        self._cluster, self._times = cluster, work / cluster.speed
+        late = late_by(cluster.law, cluster.size, model.waits)
+        self._alone, self._model = model, model.at_speed(1 / late)
         self._lanes = dict[str, _Lane]()
         self._done, self._open = set[int](), set[str]()
         self.clock = 0.0
@@ -89,13 +102,12 @@ class Replay:
         self._sent = self._card = 0.0
         for step in steps[warm:]:
             self._take(step)
-        many, model = len(steps) - warm, self._model
-        mean = (self.clock - began) / many
+        many, model = len(steps) - warm, self._alone
+        mean, late = (self.clock - began) / many, self._model.computing
         network = self._blocked["network"] / many
-        work = max(mean - model.forward - model.backward - model.optimizer - network, 0.0)
-        return StepSeconds(
-            mean, model.forward, model.backward, work, network, model.optimizer, self._sent / many, self._card / many
-        )
+        work, waiting = max(mean - late - network, 0.0), late - model.computing
+        sent, card = self._sent / many, self._card / many
+        return StepSeconds(mean, model.forward, model.backward, work, network, model.optimizer, sent, card, waiting)
 
     # -- the training loop -----------------------------------------------------------------------------------------------
 
@@ -161,10 +173,10 @@ class Replay:
         pace = share if on_cores else 1.0
         if self._cluster.has_gpus and working:
             pace /= CODEC_SLOWS
-        rate = 1.0 if len(linking) < 2 else self._cluster.reaches("shared") / (len(linking) * 0.95)
+        rates = self._progress(linking)
         ends = [lane.work / share for lane in working]
         ends += [lane.latency for lane in lanes if lane.latency > TINY]
-        ends += [lane.link / rate for lane in linking]
+        ends += [lane.link / rates[id(lane)] for lane in linking]
         if computing:
             ends.append(computing / pace)
         if not ends:
@@ -175,12 +187,22 @@ class Replay:
         self.clock += passed
         for lane in lanes:
             if lane.link > TINY and lane.latency <= TINY:
-                lane.link -= passed * rate
+                lane.link -= passed * rates[id(lane)]
             lane.latency -= passed
             lane.work -= passed * share
             if max(lane.work, lane.latency, lane.link) <= TINY:
                 self._end_piece(lane)
         return passed * pace
+
+    def _progress(self, linking: Sequence[_Lane]) -> dict[int, float]:
+        """How fast each transfer goes on, of what it would alone: those at once have fair shares of the card and of the node."""
+        if len(linking) < 2:
+            return {id(lane): 1.0 for lane in linking}
+        flows = [lane.flow for lane in linking]
+        through_card = sum(flow.links.get("card", 0.0) > 0 for flow in flows)
+        card = self._cluster.reaches("shared") if through_card > 1 else 1.0
+        rates = fair_rates(flows, {"card": card, "inside": 1.0})
+        return {id(lane): rate / lane.flow.limit for lane, rate in zip(linking, rates, strict=True)}
 
     def _end_piece(self, lane: _Lane) -> None:
         if lane.then is not None:  # the work before a request is done: now the request
@@ -214,7 +236,7 @@ class Replay:
             lane.opens = piece.opens
             lane.needs = piece.needs if piece.needs not in self._open else ""
             if piece.crossing is not None:
-                lane.then = self._request(piece)
+                lane.then, lane.flow = self._request(piece), piece.crossing.flow(self._cluster)
             if lane.work <= TINY and not lane.needs:
                 self._end_piece(lane)
 

@@ -130,6 +130,8 @@ class MeasuredWork:
 
     name: str = "measured on this machine"
     seconds: float = 0.0  # that measuring took
+    clock: Callable[[], float] = thread_time  # of the thread; of a GPU one that waits until it is done
+    device: str = "cpu"
     _known: dict[Any, list[Work]] = field(default_factory=dict[Any, list[Work]])
     _families: dict[Any, list[tuple[int, list[Work]]]] = field(default_factory=dict[Any, list[tuple[int, list[Work]]]])
 
@@ -143,6 +145,10 @@ class MeasuredWork:
         self.seconds += thread_time() - began
         return _spread(found, len(verbs) + 1)
 
+    def measured(self, program: Planned, size: int) -> list[Work]:
+        """The pieces of one program, in a world of so many ranks."""
+        return _fastest(program, program.layout, size, self.clock, self.device)
+
     def _at(self, program: Planned, size: int) -> list[Work]:
         layout, numel = shortened(program.layout), program.layout.numel
         key = program.family, size, tuple(s.shape for s in layout.segments), layout.dtype
@@ -151,40 +157,40 @@ class MeasuredWork:
             if sum(n for n, _ in family) > FAMILY:
                 n, like = min(family, key=lambda known: abs(known[0] - layout.numel))
                 return _scaled(like, numel / n)
-            self._known[key] = _fastest(program, layout, size)
+            self._known[key] = _fastest(program, layout, size, self.clock, self.device)
             family.append((layout.numel, self._known[key]))
         return _scaled(self._known[key], numel / layout.numel)
 
 
-def _fastest(program: Planned, layout: Layout, size: int) -> list[Work]:
+def _fastest(program: Planned, layout: Layout, size: int, clock: Callable[[], float], device: str) -> list[Work]:
     """Run a program a few times, on and on with its state; the fastest time of each piece."""
     states: tuple[State, State] = {}, {}
-    flat = heavy_tailed(layout)
+    flat = heavy_tailed(layout).to(device)
     runs = list[list[Work]]()
     for step in range(REPEATS + 1):
         context = context_of(size, LATER + step)
-        runs.append(_timed(program.run(layout, flat.clone(), context, states, False), size))
+        runs.append(_timed(program.run(layout, flat.clone(), context, states, False), size, clock))
     runs = [run for run in runs[1:] if len(run) == len(runs[-1])]
     return [Work(min(w.before for w in piece), min(w.inside for w in piece)) for piece in zip(*runs)]
 
 
-def _timed(program: Program[Any], size: int) -> list[Work]:
-    """The thread's time between the requests of a program, and within them."""
-    out, began = list[Work](), thread_time()
+def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list[Work]:
+    """The time between the requests of a program, and within them."""
+    out, began = list[Work](), clock()
 
     def answer(verb: Verb) -> Any:
         nonlocal began
-        asked = thread_time()
+        asked = clock()
         reply = _answered(verb, place(verb, 0, size)[1])
-        answered = thread_time()
+        answered = clock()
         # Answering costs next to nothing but where wires are made and read.
         inside = answered - asked if isinstance(verb, AllGather | AllToAll) else 0.0
         out.append(Work(asked - began, inside))
-        began = thread_time()
+        began = clock()
         return reply
 
     drive(program, answer)
-    return [*out, Work(thread_time() - began, 0.0)]
+    return [*out, Work(clock() - began, 0.0)]
 
 
 def _answered(verb: Verb, size: int) -> Any:

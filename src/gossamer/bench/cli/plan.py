@@ -3,6 +3,7 @@
 import importlib
 import json
 import tomllib
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,13 +22,15 @@ from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
+from gossamer.costs.laws import law_of
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
-from gossamer.planning.plan import TrainingPlan, plan, work_of
+from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
 PAPERS_BARS = "terngrad-paper"
@@ -51,6 +54,10 @@ def plan_command(
     rate: Annotated[str | None, typer.Option(help="Rate of a host's link: '25gbit'.")] = None,
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between hosts: '30us'.")] = None,
     inside: Annotated[str | None, typer.Option(help="Rate between two ranks of a host: '300 GB/s'.")] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(help="How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."),
+    ] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
     script: Annotated[
         Path | None, typer.Option(help="Your training script instead of a model; its arguments after --.")
@@ -72,7 +79,7 @@ def plan_command(
     if model == PAPERS_BARS:
         show_published(as_json)
         return
-    asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
+    asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
         recipes = [*([] if model is None else [model]), *(recipes or [])]
@@ -132,7 +139,7 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         raise InputError("--gpus and --ranks both count the ranks of a host; give one of them")
     if asked["--cores"] is not None and asked["--cores"] <= 0:
         raise InputError(f"--cores must be more than 0, not {asked['--cores']:g}")
-    return from_flags(
+    found = from_flags(
         nodes=nodes,
         gpus=gpus,
         ranks=ranks,
@@ -141,6 +148,7 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         inside=None if asked["--inside"] is None else quantities.rate(asked["--inside"]),
         cores=asked["--cores"],
     )
+    return found if asked["--law"] is None else replace(found, law=law_of(asked["--law"]))
 
 
 # -- the model --------------------------------------------------------------------------------------------------------------

@@ -31,8 +31,11 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
     screen.print(escape(_setting(plan)))
     screen.print(_rows(plan, screen.width < WIDE))
     for row in plan.recipes:
-        if row.error:
-            screen.print(escape(f"{row.name}: {row.error}"))
+        said = (
+            f"simulated on {row.simulated} ranks, who do not all wait for the slowest" if row.simulated else row.error
+        )
+        if said:
+            screen.print(escape(f"{row.name}: {said}"))
     screen.print()
     screen.print(escape(_legend(plan)))
 
@@ -171,6 +174,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "money_per_step": None if row.money is None else [row.money.amount, row.money.currency],
         "goodput": row.kept,
         "estimated": row.estimated,
+        "simulated_ranks": row.simulated,
         "source": {"work": row.work},
     }
 
@@ -181,6 +185,7 @@ def _split(s: StepSeconds) -> dict[str, float]:
         "backward": s.backward,
         "work": s.work,
         "network": s.network,
+        "waiting": s.waiting,
         "optimizer": s.optimizer,
     }
 

@@ -1,0 +1,133 @@
+"""Plans schedules whose ranks do not all wait for the slowest: their own programs in virtual time, on tensors of a few numbers.
+
+Who is late and who meets whom follows from the schedule itself. A request takes its latency, and its share of the seconds that
+the recipe's pieces take on the real model.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+
+import torch
+
+from gossamer.core.verbs import Compute, Program, now
+from gossamer.costs import Cluster
+from gossamer.costs.laws import Constant
+from gossamer.fabrics.sim import Network, simulate
+from gossamer.memories import NoMemory
+from gossamer.planning.bytes import bytes_per_step
+from gossamer.planning.events import Busy
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.pieces import Piece
+from gossamer.planning.replay import StartProgram, Step, StepSeconds
+from gossamer.recipe import Recipe
+from gossamer.runtime import Worker, params_of
+
+ROUNDS, SETTLED = 5, 0.4  # rounds that are simulated, and the share of their steps after which paces are measured
+SHORTEST = 40  # steps
+MOST, RANK_STEPS = 64, 6000  # ranks, and steps of all ranks together
+TENSORS = 8  # of the model, in the simulation
+
+
+def needs_simulation(recipe: Recipe, cluster: Cluster, overlaps: bool) -> bool:
+    """True if a step's seconds depend on which rank is late, so that no one rank stands for all."""
+    shape, traits = recipe.schedule.shape, recipe.schedule.traits
+    random = not isinstance(cluster.law, Constant)
+    unlike = random or cluster.speed < max(h.speed for h in cluster.hosts)
+    partly = unlike and ("waits for few" in traits or shape.skips_steps)
+    return shape.is_async or partly or (random and (shape.mixes or overlaps))
+
+
+def simulated_ranks(recipe: Recipe, size: int) -> int:
+    """As many ranks as there are, but at most 64, and fewer where rounds are long."""
+    return min(size, MOST, max(RANK_STEPS // _steps(recipe), 4))
+
+
+def _steps(recipe: Recipe) -> int:
+    shape = recipe.schedule.shape
+    return shape.prelude + max(ROUNDS * shape.period, SHORTEST)
+
+
+def at_their_own_pace(
+    recipe: Recipe, model: ModelCost, cluster: Cluster, steps: Sequence[Step], work: float
+) -> StepSeconds:
+    """The seconds in which each rank takes a step, on average; `steps` are those of a cycle, and `model` is the slowest host's."""
+    actions = [action for step in steps for action in step]
+    pieces = [p for a in actions if isinstance(a, StartProgram) for p in a.pieces]
+    crossings = [p.crossing for p in pieces if p.crossing is not None]
+    busy = work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
+    wires = sum(_piece_seconds(p, cluster, work / cluster.speed) for p in pieces)
+    gathered = 8 * model.numel / cluster.memory_rate / cluster.speed  # bytes read and written to gather gradients
+    alone = model.computing + gathered * recipe.schedule.shape.averages_gradients
+    if model.on_cores:
+        alone *= max(cluster.ranks_per_node / cluster.cores, 1.0)
+    ranks = simulated_ranks(recipe, cluster.size)
+    factors = _factors(cluster, ranks)
+
+    def seconds(rank: int, step: int) -> float:
+        return busy + alone * factors[rank] * cluster.law.at(rank, step)
+
+    paces = _paces(recipe, ranks, seconds, cluster.latency, wires / len(steps))
+    step = len(paces) / sum(1 / pace for pace in paces)
+    computing = len(factors) / sum(1 / factor for factor in factors)  # relative to the slowest host's
+    told = model.at_speed(1 / computing)
+    rest = max(step - told.computing - busy, 0.0)
+    sent, card = (sum(getattr(c, name) for c in crossings) / len(steps) for name in ("sent", "card"))
+    return StepSeconds(step, told.forward, told.backward, busy, rest, told.optimizer, sent, card)
+
+
+def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:
+    """The seconds of a piece without latency: work, then the bytes beside the work that they are."""
+    if piece.crossing is None:
+        return times * piece.work
+    copies = piece.crossing.sent * 2 * cluster.byte_seconds
+    return times * piece.work + max(piece.crossing.link_seconds(cluster), times * piece.inside + copies)
+
+
+def _factors(cluster: Cluster, ranks: int) -> list[float]:
+    """By how much longer than the slowest host each simulated rank computes; hosts are as mixed as in the cluster."""
+    speeds = [h.speed for h in cluster.hosts for _ in range(h.count * h.ranks)]
+    return [cluster.speed / speeds[i * len(speeds) // ranks] for i in range(ranks)]
+
+
+def _paces(
+    recipe: Recipe, ranks: int, seconds: Callable[[int, int], float], latency: float, wires: float
+) -> list[float]:
+    """The seconds of a step of each rank, once they have settled; `wires` are those of a step's requests without latency."""
+    dense = replace(recipe, exchange=Recipe.of("allreduce").exchange, memory=NoMemory(), rules=())
+    shapes = {f"tensor{i}": (8,) for i in range(TENSORS)}
+    sent = bytes_per_step(dense, shapes, ranks)
+    network = Network(latency=latency, rate=sent / wires if wires > 0 and sent > 0 else inf)
+    marks = [list[tuple[int, float]]() for _ in range(ranks)]
+    simulate([_train(dense, shapes, rank, ranks, seconds, marks[rank]) for rank in range(ranks)], network)
+    return [_pace(mark, SETTLED * _steps(recipe)) for mark in marks]
+
+
+def _pace(marks: Sequence[tuple[int, float]], settled: float) -> float:
+    first = next((i for i, (step, _) in enumerate(marks) if step >= settled), 0)
+    (a, began), (b, ended) = marks[first], marks[-1]
+    return (ended - began) / max(b - a, 1)
+
+
+def _train(
+    recipe: Recipe,
+    shapes: dict[str, tuple[int, ...]],
+    rank: int,
+    size: int,
+    seconds: Callable[[int, int], float],
+    marks: list[tuple[int, float]],
+) -> Program[None]:
+    tensors = {name: torch.zeros(shape, dtype=torch.float32, device="cpu") for name, shape in shapes.items()}
+    for tensor in tensors.values():
+        tensor.requires_grad_().grad = torch.zeros_like(tensor)
+    optimizer = torch.optim.SGD(tensors.values(), lr=0.1)
+    worker = Worker(recipe, params_of(tensors), optimizer, rank, size)
+    many, parts = _steps(recipe), recipe.schedule.shape.micro_batches
+    yield from worker.begin()
+    while worker.step <= many:
+        yield Compute(lambda: None, "compute", parts * seconds(rank, worker.step))
+        gradients = [bucket.gradients() for bucket in worker.buckets]
+        yield from worker.train_step(gradients, lambda: True, lambda: None)
+        marks.append((worker.step, (yield from now())))
+        yield from worker.begin()
+    yield from worker.rest()

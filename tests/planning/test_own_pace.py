@@ -1,0 +1,58 @@
+"""Schedules whose ranks do not all wait for the slowest: simulated, and in agreement with what is replayed."""
+
+from dataclasses import replace
+
+import pytest
+from tests.planning.models import SMALL
+
+from gossamer.costs import from_flags
+from gossamer.costs.laws import ShiftedExponential, SlowRank
+from gossamer.planning.own_pace import RANK_STEPS, simulated_ranks
+from gossamer.planning.plan import plan, prepare
+from gossamer.planning.work import NoWork
+from gossamer.recipe import Recipe
+
+EIGHT = from_flags(nodes=8, rate=1e6, latency=1e-4)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["backup", "local_sgd(8)", "sgp", "osgp(every=4)", "allreduce + delayed()", "overlap_local_sgd(8)"]
+)
+def test_a_simulation_of_equal_ranks_takes_as_long_as_the_replay(recipe: str) -> None:
+    replayed = prepare(recipe, SMALL, EIGHT, NoWork())
+    simulated = replace(replayed, simulated=8)
+    assert simulated.seconds(EIGHT).step == pytest.approx(replayed.seconds(EIGHT).step, rel=0.08)
+
+
+def test_one_slow_rank_slows_only_those_that_wait_for_it() -> None:
+    quick = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e9),))
+    slow = replace(quick, law=SlowRank(3.0, rank=2))
+    free, waits = (
+        ["backup", "decoupled_diloco(8)", "allreduce + by_speed(local_sgd(16))"],
+        ["allreduce", "local_sgd(16)"],
+    )
+    found = plan(SMALL, slow, [*free, *waits], work=NoWork(), curves=False)
+    steps = {row.name: row.seconds.step / SMALL.computing for row in found.recipes if row.seconds is not None}
+    assert all(steps[name] < 1.35 for name in free), steps
+    assert all(steps[name] == pytest.approx(3, rel=0.05) for name in waits), steps
+    assert {row.name: row.simulated for row in found.recipes} == dict.fromkeys(free, 8) | dict.fromkeys(waits, 0)
+    assert found.dense.seconds is not None
+    assert found.dense.seconds.waiting == pytest.approx(2 * SMALL.computing)
+    assert found.baselines[-1].seconds is not None  # a rank alone waits for nobody
+    assert found.baselines[-1].seconds.step == pytest.approx(SMALL.computing)
+
+
+def test_random_computing_is_waited_for_less_often_in_rounds() -> None:
+    law = replace(EIGHT, law=ShiftedExponential(0.3))
+    found = plan(SMALL, law, ["allreduce", "local_sgd(8)"], work=NoWork(), curves=False)
+    waiting = {row.name: row.seconds.waiting for row in found.recipes if row.seconds is not None}
+    assert waiting["allreduce"] == pytest.approx(SMALL.computing * (ShiftedExponential(0.3).slowest(8, 1) - 1))
+    assert 0 < waiting["local_sgd(8)"] < waiting["allreduce"] / 2
+    assert all(row.seconds is not None and row.low < row.seconds.step < row.high for row in found.recipes)
+
+
+def test_long_rounds_are_simulated_on_fewer_ranks() -> None:
+    assert simulated_ranks(Recipe.of("ad_psgd"), 10_000) == 64
+    few = simulated_ranks(Recipe.of("decoupled_diloco(100)"), 10_000)
+    assert 4 <= few == RANK_STEPS // 500 < 64
+    assert simulated_ranks(Recipe.of("decoupled_diloco(8)"), 3) == 3
