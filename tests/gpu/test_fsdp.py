@@ -16,7 +16,9 @@ from tests.gpu.nursery import Nursery
 import gossamer
 
 pytestmark = pytest.mark.gang
-FREED_BY_FSDP = "at elsewhere, freed while"  # the next backward pass begins its stream after the loop's, and allocates only then
+FREED_BY_FSDP = (
+    "at elsewhere, freed while"  # the next backward pass begins its stream after the loop's, and allocates only then
+)
 
 
 class Seen(NamedTuple):
@@ -153,8 +155,6 @@ def loop_does_not_wait_for_fsdp() -> None:
         (loop_does_not_wait_for_fsdp, "topk(ratio=0.3)" + CUT, ""),
     ],
 )
-def test_an_event_that_is_left_out_is_seen(
-    nursery: Nursery, harm: Callable[[], None], recipe: str, group: str
-) -> None:
+def test_an_event_that_is_left_out_is_seen(nursery: Nursery, harm: Callable[[], None], recipe: str, group: str) -> None:
     for seen in nursery.run(2, train, recipe, group, harm):
         assert seen.races or seen.lifetimes
