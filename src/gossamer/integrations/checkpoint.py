@@ -109,8 +109,10 @@ def resume(comm: Communicator, folder: str | Path, *, strict: bool = False) -> R
     Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
     after `attach`; a folder that not all ranks see is an error on all of them.
     """
+    held = dict[str, Any]()
     with comm.fabric.during("checkpoint.resume", comm.step):
-        everyone = gathered(comm, _held_in(Path(folder)))
+        _together(comm, lambda: held.update(_held_in(Path(folder))))
+        everyone = gathered(comm, held)
     seen = [set[str](facts["steps"]) for facts in everyone]
     if any(names != seen[0] for names in seen):
         missing = {rank: set.union(*seen) - names for rank, names in enumerate(seen)}

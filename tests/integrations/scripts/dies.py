@@ -1,6 +1,8 @@
 """Runs a script; in its first attempts rank 1 is killed after so many optimizer steps, as torchrun counts attempts.
 
 torchrun --max-restarts 3 dies.py 15,23,7 SCRIPT ARGUMENT...
+
+With a number below zero it is told to stop after so many steps, by SIGUSR1.
 """
 
 import os
@@ -19,8 +21,8 @@ steps = 0
 def die(*_: Any) -> None:
     global steps
     steps += 1
-    if steps == last[attempt]:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if steps == abs(last[attempt]):
+        os.kill(os.getpid(), signal.SIGKILL if last[attempt] > 0 else signal.SIGUSR1)
 
 
 if os.environ["RANK"] == "1" and attempt < len(last):
