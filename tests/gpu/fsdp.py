@@ -31,11 +31,16 @@ def install() -> None:
     made.is_cpu = property(lambda x: x._local_tensor.is_cpu)
     # Gathered parameters keep their memory: a storage of the device cannot be cut to nothing and made anew.
     private: Any = _fsdp_param
-    private.alloc_storage = private.free_storage = lambda tensor: None
+    private.alloc_storage = private.free_storage = _nothing
     autograd: Any = torch.autograd
     autograd._engine_run_backward = _ruled(autograd._engine_run_backward)
-    dist.all_gather_into_tensor = _on_device(dist.all_gather_into_tensor)
-    dist.reduce_scatter_tensor = _on_device(dist.reduce_scatter_tensor)
+    calls: Any = dist
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(calls, name, _on_device(getattr(calls, name)))
+
+
+def _nothing(tensor: Tensor) -> None:
+    return
 
 
 def _ruled(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +70,7 @@ def _on_device(real: Callable[..., Any]) -> Callable[..., Any]:
 def mesh_of(rank: int, size: int) -> DeviceMesh:
     """Two replicas. FSDP2 and gossamer are told that these groups of gloo are for CUDA."""
     ranks = torch.arange(size, dtype=torch.int).view(REPLICAS, -1)
-    groups = [[dist.new_group(row.tolist(), backend="gloo") for row in rows] for rows in (ranks.t(), ranks)]
+    groups: Any = [[dist.new_group(row.tolist(), backend="gloo") for row in rows] for rows in (ranks.t(), ranks)]
     mine = [groups[0][rank % ranks.size(1)], groups[1][rank // ranks.size(1)]]
     return DeviceMesh.from_group(mine, "cuda", mesh=ranks, mesh_dim_names=("replicate", "shard"))
 
@@ -74,4 +79,5 @@ def cut(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for part in model.children():
         if any(True for _ in part.parameters()):
             fully_shard(part, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model

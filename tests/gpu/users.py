@@ -38,7 +38,7 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
     return nccl.StrictGroup(store, name, rank, size, device, _plan.eager, PATIENCE)
 
 
-def call_it(group: dist.ProcessGroup, backends: str) -> None:
+def call_it(group: dist.ProcessGroup | None, backends: str) -> None:
     """Let a group, which is gloo's, say that it has these backends."""
     world: Any = dist.distributed_c10d._world
     world.pg_map[group] = backends, world.pg_map[group][1]

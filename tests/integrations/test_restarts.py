@@ -43,6 +43,7 @@ def _is_as_unbroken(folder: Path, recipe: str, kills: str, found: list[str], *sh
 
 
 @pytest.mark.gang
+@pytest.mark.slow
 def test_a_run_that_is_killed_and_started_again_is_as_unbroken(tmp_path: Path) -> None:
     _is_as_unbroken(tmp_path, "topk", "7", ["step4"], "--steps", "12", "--every", "4")
 
@@ -123,6 +124,7 @@ def test_ranks_that_see_other_folders_are_told_so(gang2: Any, tmp_path: Path) ->
 
 
 @pytest.mark.gang
+@pytest.mark.slow
 def test_a_signal_lets_the_example_save_and_end_well(tmp_path: Path) -> None:
     said = torchrun(DIES, "-9", EXAMPLE, tmp_path, "--steps", "4000", "--every", "4000")
     stopped = int(said.rpartition("trained to step ")[2])

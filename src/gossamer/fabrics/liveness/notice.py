@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -86,7 +86,7 @@ class Notice:
     # -- signals -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Iterator[None]:
+    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
         """Take these signals as a notice. A second one acts as it did before, and so do all of them afterwards."""
         if threading.current_thread() is not threading.main_thread():
             raise AttachError("signals can be watched in the main thread only: enter comm.leaving_at() there")
