@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,14 @@ import torch
 from tests.gang import Gang
 from tests.integrations.loops import DEADLINE, SEED, same
 from torch import Tensor, nn
+from torch.distributed import HashStore
 
 import gossamer
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, PeerError
+from gossamer.fabrics.liveness.heartbeat import RankStatus
+from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.store import SharedStore
+from gossamer.fabrics.torch.fabric import TorchFabric
 
 MOST = 3000  # steps; a run that nobody stops would be seen
 
@@ -151,3 +157,52 @@ def test_what_cannot_be_watched_is_refused() -> None:
         "signals can be watched in the main threa",
         "comm.leaving_at() was entered before: en",
     ]
+
+
+def test_members_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, comm = fresh("allreduce")
+    with comm, monkeypatch.context() as patched:
+        patched.setattr(TorchFabric, "members", object())
+        with (
+            pytest.raises(AttachError, match=r"comm.leaving_at\(\) under members\(\) is not supported"),
+            comm.leaving_at(9),
+        ):
+            pass
+
+
+# -- ranks that do not answer ----------------------------------------------------------------------------------------------
+
+
+def told() -> tuple[Notice, SharedStore, Any]:
+    """A rank of two that was told to stop; the other one is not there."""
+    store = SharedStore(HashStore(), 0, 2)
+    pulse: Any = SimpleNamespace(store=store, lost=None, deadline=0.05, hurry=lambda: None)
+    notice = Notice(pulse)
+    assert not notice.may_stop(6)
+    notice.received = signal.SIGTERM
+    pulse.each_time()
+    return notice, store, pulse
+
+
+def test_a_rank_that_does_not_say_its_step_is_named() -> None:
+    notice, _, _ = told()
+    with pytest.raises(PeerError, match=r"since rank 1 did not say a step within 0\.05 seconds: start all ranks"):
+        notice.may_stop(7)
+
+
+def test_a_store_that_is_gone_is_no_reason_to_wait() -> None:
+    notice, _, pulse = told()
+    pulse.lost, pulse.deadline = RuntimeError("gone"), 300.0
+    with pytest.raises(PeerError, match="agreed on, since the store does not answer: start all ranks again"):
+        notice.may_stop(7)
+
+
+def test_all_stop_after_the_latest_step_and_who_has_left_is_not_asked() -> None:
+    notice, store, pulse = told()
+    store.raise_flag("notice/1", "9")
+    pulse.each_time()
+    assert [notice.may_stop(step) for step in (6, 7, 8, 9)] == [False, False, False, True]
+    notice, store, pulse = told()
+    store.raise_flag("pulse/1", RankStatus(0, "left").write())
+    pulse.each_time()
+    assert notice.may_stop(7)

@@ -52,10 +52,12 @@ class Notice:
         began = time.monotonic()
         while not self._agreed.wait(_LOOK):
             if self._pulse.lost is not None or time.monotonic() - began >= self._pulse.deadline:
-                missing = "" if self._pulse.lost is not None else f" by {ranks(self._missing())}"
+                why = "the store does not answer"
+                if self._pulse.lost is None:
+                    why = f"{ranks(self._missing())} did not say a step within {self._pulse.deadline:g} seconds"
                 raise PeerError(
-                    f"a rank was told to stop, and the step after which all stop was not agreed on{missing} within "
-                    f"{self._pulse.deadline:g} seconds: start all ranks again from a checkpoint"
+                    f"a rank was told to stop, and the step after which all stop could not be agreed on, since {why}: start all "
+                    "ranks again from a checkpoint"
                 )
             self._pulse.hurry()
 
