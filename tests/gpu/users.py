@@ -22,10 +22,7 @@ def begin(plan: "Plan") -> None:
     """The default group, which is gloo's, says that it has the backends of the plan."""
     global _plan
     _plan = plan
-    world: Any = dist.distributed_c10d._world
-    group = dist.group.WORLD
-    world.pg_map[group] = plan.backends, world.pg_map[group][1]
-    world.pg_backend_config[group] = CONFIGURATIONS.get(plan.backends, "cpu:gloo,cuda:nccl")
+    call_it(dist.group.WORLD, plan.backends)
     fabric_nccl.new_group = new_group
 
 
@@ -39,3 +36,10 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
     store = dist.distributed_c10d._get_default_store()
     name, rank = f"group {_made[members]} of {members}", members.index(dist.get_rank())
     return nccl.StrictGroup(store, name, rank, size, device, _plan.eager, PATIENCE)
+
+
+def call_it(group: dist.ProcessGroup | None, backends: str) -> None:
+    """Let a group, which is gloo's, say that it has these backends."""
+    world: Any = dist.distributed_c10d._world
+    world.pg_map[group] = backends, world.pg_map[group][1]
+    world.pg_backend_config[group] = CONFIGURATIONS.get(backends, "cpu:gloo,cuda:nccl")

@@ -1,5 +1,6 @@
 """Checkpoints of models that FSDP2 shards: resumed to the bit, and cut into other numbers of shards and replicas."""
 
+import json
 import os
 import signal
 import time
@@ -7,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.checkpoints.folder import Folder
+from gossamer.checkpoints.manifest import describe
+from gossamer.checkpoints.sharded import read
 from gossamer.core.errors import CheckpointError, PeerError
 from gossamer.runtime import local_part
 
@@ -395,3 +399,37 @@ def test_a_rank_that_dies_while_shards_are_written_is_noticed_by_all(tmp_path: P
             assert "load the checkpoint before it" in text
             assert waited < 2 * (3.0 + 2.0) + SLACK
             assert "not a finished distributed checkpoint" in refused
+
+
+class Held(dict[str, Any]):
+    """Stands for a folder: what it holds by name."""
+
+    path = "runs/7"
+
+    def read(self, name: str) -> Any:
+        return self[name]
+
+
+NUMBER = describe(3)
+DAMAGED = {
+    "it says that a replica had 0 shards": {"shards": 0},
+    "it does not hold 'replica0/shard1/contents'": {"shards": 2, "replica0/shard0/contents": "{}"},
+    "'rank0/contents' cannot be read": {"rank0/contents": "[1"},
+    "'rank0/lag' is missing": {"rank0/contents": json.dumps({"rank0/lag": NUMBER})},
+    "'rank0/lag' is not what was saved": {"rank0/contents": json.dumps({"rank0/lag": NUMBER}), "rank0/lag": 4},
+    "'rank0/anchor/left' is not a piece of a parameter of this model": {
+        "shards": 2,
+        "replica0/shard0/contents": json.dumps({"rank0/anchor/left@0": NUMBER}),
+        "replica0/shard1/contents": "{}",
+        "replica0/shard0/anchor/left@0": 3,
+    },
+}
+
+
+@pytest.mark.parametrize("words", DAMAGED)
+def test_what_is_missing_or_changed_in_a_folder_is_named(words: str) -> None:
+    worker: Any = SimpleNamespace(replica=SimpleNamespace(size=1, index=0), params={})
+    folder: Any = Held(DAMAGED[words])
+    with pytest.raises(CheckpointError) as refused:
+        read(folder, "", worker, [0], strict=False)
+    assert str(refused.value) == f"runs/7 is damaged: {words}"

@@ -16,8 +16,9 @@ from tests.integrations.loops import DEADLINE, SEED, same, usual
 from tests.integrations.sharded import WIDTHS, batch, cut, dense, full, mesh_of, sgd
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.torch_version import TorchVersion
 
 import gossamer
 from gossamer.bench import catalogue
@@ -241,6 +242,11 @@ def test_a_rank_sends_its_shard_alone_and_asks_one_question_a_step(gang2: Gang, 
 
 
 def refusal(rank: int, size: int, case: str) -> str:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return refused(rank, size, case, monkeypatch)
+
+
+def refused(rank: int, size: int, case: str, monkeypatch: pytest.MonkeyPatch) -> str:
     mesh, flat_mesh = mesh_of(2), init_device_mesh("cpu", (size,), mesh_dim_names=("all",))
     model, recipe, options = dense(), "allreduce", dict[str, Any]()
     match case:
@@ -267,6 +273,35 @@ def refusal(rank: int, size: int, case: str) -> str:
             fully_shard(model, mesh=mesh)
         case "tensor parallel":
             model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), flat_mesh, [Shard(0)]))
+        case "named dimensions":
+            from torch.distributed.fsdp import DataParallelMeshDims
+
+            for name, p in list(model.named_parameters()):
+                model.get_submodule(name[: name.rindex(".")]).register_parameter(
+                    name[name.rindex(".") + 1 :], nn.Parameter(distribute_tensor(p.detach(), mesh, [Replicate()] * 2))
+                )
+            fully_shard(model, mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="shard", replicate="replicate"))
+        case "replicated":
+            from torch.distributed._composable.replicate_with_fsdp import replicate
+
+            replicate(model, mesh=flat_mesh)
+        case "no parameters":
+            fully_shard(model[1], mesh=mesh)
+        case "meta":
+            model = cut(model.to("meta"), mesh)
+        case "processors before 2.13":
+            cut(model, mesh)
+            monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
+        case "offload before 2.13":
+            fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
+            monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
+        case "two nodes":
+            cut(model, mesh)
+            options["nodes"] = 1
+            monkeypatch.setenv("NCCL_HOSTID", f"node{rank % 2}")
+        case "members":
+            cut(model, mesh)
+            options["process_group"] = gossamer.members()
         case "one rank differs":
             cut(model, mesh)
             recipe = "topk" if rank == 3 else "allreduce"
@@ -280,6 +315,15 @@ def refusal(rank: int, size: int, case: str) -> str:
                 pytest.raises(AttachError) as caught,
             ):
                 comm.heterogeneity([])
+            return str(caught.value)
+        case "notice":
+            cut(model, mesh)
+            with (
+                gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE) as comm,
+                pytest.raises(AttachError) as caught,
+                comm.leaving_at(seconds=9),
+            ):
+                pass
             return str(caught.value)
         case "unfrozen":
             for p in model[0].parameters():
@@ -308,9 +352,18 @@ WORDS = {
     "hook": "has a hook of set_all_reduce_hook",
     "two meshes": "sharded over different meshes",
     "tensor parallel": "sharded by tensor parallelism",
+    "named dimensions": "or with dp_mesh_dims, which is not supported",
+    "replicated": "is replicated by FSDP2 and not sharded; use DistributedDataParallel",
+    "no parameters": "hold no parameters; call fully_shard on the model itself as well",
+    "meta": "parameter '0.weight' is on the meta device: call model.to_empty(device=...)",
+    "processors before 2.13": "FSDP2 trains on processors since torch 2.13, and this is 2.12.1",
+    "offload before 2.13": "torch 2.12.1 hands out gradients that it is still copying to the processor",
+    "two nodes": "node: 'node0' on rank(s) 0; 'node1' on rank(s) 1",
+    "members": "members() with a model that FSDP2 shards is not supported yet",
     "one rank differs": "not set up alike",
     "one rank refuses": "buffers must be",
     "heterogeneity": "compares whole gradients",
+    "notice": "comm.leaving_at() with a model that FSDP2 shards is not supported yet",
     "unfrozen": "was unfrozen, added, replaced or removed after attach",
 }
 

@@ -21,7 +21,8 @@ def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
     env = names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode == 0) == ends, done.stdout + done.stderr
+    said = f"{' '.join(command)}\nended with {done.returncode} and said:\n{done.stdout}\n{done.stderr}"
+    assert (done.returncode == 0) == ends, said
     return done.stdout + done.stderr
 
 

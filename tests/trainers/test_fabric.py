@@ -12,7 +12,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
 ]
 
-QUICK = ("strategy", "resumed", "public", "several", "logged")
+QUICK = ("strategy", "resumed", "public", "several", "logged", "told")
 KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 
 
@@ -64,6 +64,13 @@ def test_several_optimizers_are_served_and_what_cannot_train_is_refused(folder: 
         assert "fabric.setup_optimizers() gives the strategy an optimizer without its model" in rank["apart"]
         assert "LBFGS computes the gradient several times" in rank["search"]
         assert "Strategy(..., ddp_comm_hook=) asks DDP to average in another way" in rank["hook"]
+
+
+def test_a_notice_on_one_rank_lets_all_save_after_the_same_step(folder: Path) -> None:
+    first, second = seen(folder, "told")
+    assert 2 <= first["stopped"] == second["stopped"]
+    for rank in (first, second):
+        assert torch.equal(rank["unbroken"], rank["again"])
 
 
 def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:

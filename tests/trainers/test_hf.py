@@ -18,7 +18,7 @@ installed = pytest.mark.skipif(
 peft = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
 trl = pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
 
-QUICK = ("fp32", "local", "best", "resumed", "counted", "refused")
+QUICK = ("fp32", "local", "best", "resumed", "told", "counted", "refused")
 KILLED = ("allreduce", "topk(ratio=0.1)", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 
 
@@ -28,6 +28,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hf")
     on_ranks("hf_cases.py", folder, *QUICK)
     return folder
+
+
+def test_a_notice_on_one_rank_lets_all_save_and_stop_after_the_same_step(folder: Path) -> None:
+    first, second = seen(folder, "told")
+    assert 3 <= first["stopped"] == second["stopped"] < 60
+    for rank in (first, second):
+        assert torch.equal(rank["unbroken"], rank["resumed"])
+        assert rank["put back"]
 
 
 def largest(a: torch.Tensor, b: torch.Tensor) -> float:

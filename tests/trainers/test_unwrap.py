@@ -1,8 +1,13 @@
-"""What `attach` takes off: trainers' wrappers around models and optimizers."""
+"""What `attach` takes off: trainers' wrappers around models and optimizers; and FSDP1 inside of one, which it refuses."""
 
+import pytest
 import torch
+from tests.gang import Gang
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
+import gossamer
+from gossamer.core.errors import AttachError
 from gossamer.integrations.checks.wrappers import model_inside, optimizer_inside
 
 
@@ -27,3 +32,20 @@ def test_wrappers_in_wrappers_are_taken_off() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     assert optimizer_inside(LightningOptimizer(inner)) is inner
     assert optimizer_inside(inner) is inner
+
+
+def refused(rank: int, size: int) -> str:
+    """As Fabric hands out a model that its FSDPStrategy has wrapped."""
+    wrapped = _FabricModule(FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu")))
+    with pytest.raises(AttachError) as caught:
+        gossamer.attach(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1), "topk")
+    return str(caught.value)
+
+
+@pytest.mark.gang
+@pytest.mark.filterwarnings("ignore")  # of FSDP1 itself, which torch has deprecated
+def test_fsdp1_inside_of_a_trainers_wrapper_is_refused(gang2: Gang) -> None:
+    for said in gang2.run(refused):
+        assert said.startswith(
+            "this model is sharded by FullyShardedDataParallel, and gossamer averages whole parameters"
+        )

@@ -1,10 +1,11 @@
 """Checkpoints: save a run in one folder for all ranks (format of `torch.distributed.checkpoint`), or one file per rank."""
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from gossamer.integrations.saving import LABEL, LANE, Saving, begin, unfinished,
 from gossamer.runtime import Worker, is_sharded, local_part
 from gossamer.runtime.params import whole_of
 
-__all__ = ["Saving", "load", "read", "save"]
+__all__ = ["Resumed", "Saving", "load", "read", "resume", "save"]
 
 LIMIT = 2**30  # bytes of a rank's list of tensors
 
@@ -54,10 +55,12 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         )
     comm.refuse_to_save("checkpoint.save")
     comm.settle_saving()
+    began = time.monotonic()
     with comm.fabric.during(LABEL, comm.step), unfinished(path):
         entries = _collect(comm, path, extra)
         if wait:
             comm.fabric.run(_write(comm, path, entries, "comm"))
+            comm.took_to_save(time.monotonic() - began)
             return written(path)
         comm.worker.replica.open_lane(LANE)
         copies = _in_host_memory(entries)
@@ -79,6 +82,63 @@ def load(comm: Attached, path: str | Path, key: str = "comm", *, strict: bool = 
         comm.settle_saving()
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         return _load(comm, path, key, strict)
+
+
+class Resumed(NamedTuple):
+    """What `resume` has loaded; as text, a sentence that says it.
+
+    >>> print(Resumed("runs/7", None, {}, ("step20",)))
+    runs/7 holds no complete checkpoint, so training begins anew; passed over, since their saves were cut off: step20
+    """
+
+    folder: str
+    name: str | None  # of the checkpoint in the folder; None: there was no complete one
+    extra: dict[str, Any]  # as it was given to `save`
+    cut_off: tuple[str, ...]  # checkpoints whose saves did not end
+
+    def __str__(self) -> str:
+        found = f"resumed from {self.folder}/{self.name}"
+        none = f"{self.folder} holds no complete checkpoint, so training begins anew"
+        passed = f"; passed over, since their saves were cut off: {', '.join(self.cut_off)}" if self.cut_off else ""
+        return (none if self.name is None else found) + passed
+
+
+def resume(comm: Communicator, folder: str | Path, *, strict: bool = False) -> Resumed:
+    """Load the newest complete checkpoint of a folder that holds one folder per `save`, or none if there is none.
+
+    Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
+    after `attach`; a folder that not all ranks see is an error on all of them.
+    """
+    held = dict[str, Any]()
+    with comm.fabric.during("checkpoint.resume", comm.step):
+        _together(comm, lambda: held.update(_held_in(Path(folder))))
+        everyone = gathered(comm, held)
+    seen = [set[str](facts["steps"]) for facts in everyone]
+    if any(names != seen[0] for names in seen):
+        missing = {rank: set.union(*seen) - names for rank, names in enumerate(seen)}
+        raise CheckpointError(
+            f"the ranks do not see the same checkpoints in {folder}: "
+            + "; ".join(f"rank {rank} lacks {', '.join(sorted(names))}" for rank, names in missing.items() if names)
+            + ". Give all ranks one folder on a disk that all of them see"
+        )
+    newest = max(everyone[0]["steps"].items(), key=lambda one: one[1], default=(None,))[0]
+    extra = {} if newest is None else load(comm, Path(folder) / newest, strict=strict)
+    return Resumed(str(folder), newest, extra, tuple(everyone[0]["cut off"]))
+
+
+def _held_in(folder: Path) -> dict[str, Any]:
+    """The steps of the complete checkpoints in a folder, by name, and the names of those whose saves were cut off."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a folder: pass the one in which each save has its own")
+    steps, cut_off = dict[str, int](), list[str]()
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (path / ".metadata").is_file():
+            held = Folder(path)
+            if "comm.step" in held:
+                steps[path.name] = int(held.read("comm.step"))
+        elif path.is_dir() and any(path.glob("*.distcp")):
+            cut_off.append(path.name)
+    return {"steps": steps, "cut off": cut_off}
 
 
 # -- saving --------------------------------------------------------------------------------------------------------

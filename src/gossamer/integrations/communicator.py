@@ -1,6 +1,7 @@
 """Communicator: the object that `gossamer.attach` returns."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -11,6 +12,7 @@ from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
@@ -43,6 +45,8 @@ class Communicator:
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
+        self._notice: Notice | None = None  # inside of `leaving_at`, and after it
+        self._notice_seconds = 0.0
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -247,6 +251,42 @@ class Communicator:
         finally:
             self.shows_consensus = False
             consensus.restore(self.model, own)
+
+    @contextlib.contextmanager
+    def leaving_at(self, seconds: float) -> Generator[None, None, None]:
+        """Take SIGTERM and SIGUSR1 as a notice: `stopping` becomes true on all ranks; `seconds` is what the platform gives.
+
+        For example 120 on spot machines, or what `--signal=USR1@120` says under Slurm. Enter it on all ranks, around the loop:
+        `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
+        A warning says if a save takes longer than the notice.
+        """
+        if self.fabric.members is not None or self.is_sharded:
+            whose = "under members()" if self.fabric.members is not None else "with a model that FSDP2 shards"
+            raise AttachError(f"comm.leaving_at() {whose} is not supported yet: save often, and start again from there")
+        if self._notice is not None:
+            raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
+        if not seconds > 0:
+            raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
+        self._notice, self._notice_seconds = self.fabric.watch_for_notice(), seconds
+        with self._notice.on_signals():
+            yield
+
+    @property
+    def stopping(self) -> bool:
+        """True after the step after which all ranks stop, since one of them was told to; see `leaving_at`.
+
+        Ask on all ranks after the same steps. While nobody is told it asks nobody.
+        """
+        return self._notice is not None and self._notice.may_stop(self.step)
+
+    def took_to_save(self, seconds: float) -> None:
+        """Warn if a notice is shorter than the save that has just ended."""
+        if self._notice is not None and seconds > self._notice_seconds:
+            warnings.warn(
+                f"a save took {seconds:.3g} seconds, and a notice of {self._notice_seconds:g} seconds is shorter: a run that is told "
+                "to stop would be ended in its save. Save every few minutes besides, or to a faster disk",
+                stacklevel=3,
+            )
 
     def finish(self) -> None:
         """End training: set every rank's model to the consensus (an exact average) and detach.

@@ -114,10 +114,10 @@ class ShardedModel:
 
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
         _refuse_recipe(recipe, self._shard_ranks().size())
-        if torch.__version__ < "2.13" and next(iter(named.values())).device.type == "cpu":
-            raise AttachError(f"FSDP2 trains on processors since torch 2.13, and this is {torch.__version__}")
         for group in self._groups:
             _refuse_settings(group, self._info)
+        if torch.__version__ < "2.13" and self._info.mesh.device_type == "cpu":
+            raise AttachError(f"FSDP2 trains on processors since torch 2.13, and this is {torch.__version__}")
         for name, p in named.items():
             if not is_sharded(p):
                 raise AttachError(

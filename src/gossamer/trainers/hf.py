@@ -42,10 +42,13 @@ if "_internal_call" not in inspect.signature(Trainer.save_model).parameters:
     )
 
 
-def use(trainer: Trainer, recipe: str | Recipe, *, public_only: bool = False, **options: Any) -> None:
+def use(
+    trainer: Trainer, recipe: str | Recipe, *, public_only: bool = False, notice: float | None = None, **options: Any
+) -> None:
     """Let a Trainer train with a recipe: call it on all ranks, before `trainer.train()`.
 
     - `public_only`: resume from checkpoints without gossamer's files: memories begin at zero.
+    - `notice`: take SIGTERM and SIGUSR1, which come so many seconds before the end: all ranks save after the same step and stop.
     - `options`: arguments of `gossamer.attach`, such as `seed`, `deadline`, `nodes` or `buffers`.
 
     `trainer.communicator` is the communicator while `train()` runs.
@@ -64,7 +67,7 @@ def use(trainer: Trainer, recipe: str | Recipe, *, public_only: bool = False, **
     refuse_options(options)
     refuse_trainer(trainer)
     kind: Any = type(trainer)
-    run = TrainerRun(trainer, Recipe.of(recipe), public_only, options)
+    run = TrainerRun(trainer, Recipe.of(recipe), public_only, notice, options)
     trainer.__class__ = type(kind.__name__, (RecipeTrainer, kind), {"__module__": kind.__module__})
     trainer.__dict__["recipe_run"] = run
     _leave_first_copy_to_attach(trainer)
@@ -121,8 +124,11 @@ class RecipeTrainer(Trainer):
 class TrainerRun(TrainerCallback):
     """Attaches when training begins, loads and writes sidecars, and leaves the consensus in all ranks when training ends."""
 
-    def __init__(self, trainer: Any, recipe: Recipe, public_only: bool, options: dict[str, Any]) -> None:
+    def __init__(
+        self, trainer: Any, recipe: Recipe, public_only: bool, notice: float | None, options: dict[str, Any]
+    ) -> None:
         self.trainer, self.recipe, self.public_only, self.options = trainer, recipe, public_only, options
+        self._notice, self._watching = notice, contextlib.ExitStack()
         self.comm: Communicator | None = None
         self.checkpoint: str | bool | None = None  # to resume from
         self._log: TrainerLog | None = None
@@ -152,12 +158,18 @@ class TrainerRun(TrainerCallback):
         if self.checkpoint is not None:
             folder = get_last_checkpoint(args.output_dir) if self.checkpoint is True else self.checkpoint
             sidecars.load(comm, str(folder), self.public_only)
+        if self._notice is not None:
+            self._watching.enter_context(comm.leaving_at(self._notice))
         self._log = TrainerLog(comm)
         warn_of_gathers(trainer, comm, given.get("train_dataloader"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         wrapped = self.trainer.model_wrapped
         refuse_local_sgd(getattr(wrapped, "_orig_mod", wrapped), state.global_step + 1)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if self.comm is not None and self.comm.stopping:
+            control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.comm is None or not self._is_attached():
@@ -196,6 +208,7 @@ class TrainerRun(TrainerCallback):
 
     def detach(self) -> None:
         """Detach, if training has ended with an exception; give the model back as it was."""
+        self._watching.close()
         comm, self.comm, self._log = self.comm, None, None
         if comm is None:
             return

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 fabric_cases.py FOLDER CASE...
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,28 @@ def logged(folder: Path) -> dict[str, Any]:
     return {"step": loop.fabric.strategy.comm.step}
 
 
-CASES = {f.__name__: f for f in (strategy, resumed, public, several, logged)}
+def told(folder: Path) -> dict[str, Any]:
+    """Rank 1 is told to stop after step 2: all save after the same step, and go on from there as if unbroken."""
+    path, unbroken, loop = folder / "saved.ckpt", Loop(Strategy("topk")), Loop(Strategy("topk"))
+    comm = loop.fabric.strategy.comm
+    with comm.leaving_at(seconds=60):
+        while not comm.stopping:
+            loop.train(1)
+            if comm.step == 2 and RANK == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        loop.fabric.save(path, loop.state)
+    stopped = comm.step
+    comm.finish()
+    unbroken.train(stopped + 3)
+    unbroken.fabric.strategy.comm.finish()
+    again = Loop(Strategy("topk"))
+    again.fabric.load(path, again.state)
+    again.train(3)
+    again.fabric.strategy.comm.finish()
+    return {"stopped": stopped, "unbroken": flat(unbroken.plain), "again": flat(again.plain)}
+
+
+CASES = {f.__name__: f for f in (strategy, resumed, public, several, logged, told)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -5,7 +5,9 @@ torchrun --nproc-per-node 2 hf_cases.py FOLDER CASE...
 
 import copy
 import os
+import signal
 import sys
+import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -156,6 +158,27 @@ def resumed(folder: Path) -> dict[str, Any]:
     trainer.train(resume_from_checkpoint=str(path))
     out["on purpose"] = flat(trainer.model)
     return out
+
+
+class Told(TrainerCallback):
+    """Rank 1 is told to stop after step 3; steps are slow enough to stop before the end."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if state.global_step == 3 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.05)
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """A notice on rank 1: all save and stop after the same step, and a new Trainer goes on from there."""
+    steps = {"max_steps": 60}
+    unbroken = flat(trained(folder / "unbroken", "topk(ratio=0.1)", **steps).model)
+    trainer = trainer_of(folder / "told", Told(), **steps)
+    hf.use(trainer, "topk(ratio=0.1)", notice=120, seed=3)
+    trainer.train()
+    stopped, handler = trainer.state.global_step, signal.getsignal(signal.SIGUSR1)
+    resumed = flat(trained(folder / "told", "topk(ratio=0.1)", resume=True, **steps).model)
+    return {"unbroken": unbroken, "resumed": resumed, "stopped": stopped, "put back": handler is signal.SIG_DFL}
 
 
 class Ledger:

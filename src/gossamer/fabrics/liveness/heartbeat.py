@@ -70,6 +70,7 @@ class Heartbeat:
         self.broken = False  # True if a comm thread of some rank has failed
         self.lost: RuntimeError | None = None  # why the store cannot be reached any more
         self.moves = 0  # requests of this rank that crossed the network
+        self.each_time: Callable[[], None] | None = None  # called in the thread after each heartbeat
         self._waits = list[Callable[[], bool]]()
         self._lock = threading.Lock()
         self._wake, self._ended = threading.Event(), False
@@ -85,6 +86,10 @@ class Heartbeat:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(0.5)
         return not self._thread.is_alive()
+
+    def hurry(self) -> None:
+        """Post the next heartbeat now."""
+        self._wake.set()
 
     def answers(self) -> bool:
         """True if the store has answered within the deadline."""
@@ -113,6 +118,8 @@ class Heartbeat:
                 self.store.raise_flag(f"pulse/{self.store.rank}", status.write())
                 if self._waits:
                     self._look()
+                if self.each_time is not None:
+                    self.each_time()
             except RuntimeError as error:
                 self.lost = error
                 return

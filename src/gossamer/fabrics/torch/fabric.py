@@ -33,6 +33,7 @@ from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
 from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.torch.comm_thread import CommThread, Task
 from gossamer.fabrics.torch.driver import NetworkDriver
 from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
@@ -163,6 +164,10 @@ class TorchFabric:
         except BaseException:
             self._end()
             raise
+
+    def watch_for_notice(self) -> Notice:
+        """What agrees with the other ranks on the step after which all stop, once one of them is told to."""
+        return Notice(self._pulse)
 
     def has_lane(self, name: str) -> bool:
         return name in self._lanes

@@ -1,0 +1,50 @@
+"""A run that torchrun starts again when a rank dies; it goes on from the newest complete checkpoint.
+
+$ export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1   # else started again, ranks read what the last attempt wrote
+$ torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/resumable.py runs/7
+
+A signal to one of the ranks, SIGTERM or SIGUSR1, lets all of them save after the same step and end.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gossamer
+
+options = argparse.ArgumentParser()
+options.add_argument("folder", type=Path, help="on a disk that all ranks see")
+options.add_argument("--recipe", default="topk")
+options.add_argument("--steps", type=int, default=60)
+options.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+asked = options.parse_args()
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+
+with gossamer.attach(model, optimizer, asked.recipe) as comm, comm.leaving_at(seconds=120):
+    resumed = gossamer.checkpoint.resume(comm, asked.folder)
+    if comm.rank == 0:
+        print(resumed, flush=True)
+    while comm.step < asked.steps and not comm.stopping:
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * comm.step + comm.rank))
+        optimizer.zero_grad()
+        loss = (model(x) - x.square().mean(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        if comm.stopping or comm.step % asked.every == 0:
+            gossamer.checkpoint.save(comm, asked.folder / f"step{comm.step}")
+    if ended := comm.step == asked.steps:
+        comm.finish()
+    if comm.rank == 0:
+        print(f"trained to step {comm.step}", flush=True)
+
+if ended and dist.get_rank() == 0:
+    torch.save(model.state_dict(), asked.folder / "model.pt")
+dist.destroy_process_group()
