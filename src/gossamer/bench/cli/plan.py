@@ -21,13 +21,14 @@ from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
+from gossamer.planning.grid import grid_of
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan, work_of
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
-from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.recipes import presets
 
 PAPERS_BARS = "terngrad-paper"
@@ -65,6 +66,9 @@ def plan_command(
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
     over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with sliders for rate, latency, hosts and computing.")
+    ] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -93,7 +97,20 @@ def plan_command(
         print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
     found = _planned(what, where, _recipes(recipes), **options)
+    if page is not None:
+        _write_page(found, work, page)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
+
+
+def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
+    """Replay the plan on a grid, which takes minutes for large models, and write the page."""
+    from gossamer.bench.report import planned
+
+    screen = console(stderr=True)
+    with screen.status("replaying") as status:
+        grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
+    planned.write_html(found, grid, path)
+    screen.print(f"wrote {path}")
 
 
 def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
