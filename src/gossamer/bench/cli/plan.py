@@ -16,7 +16,7 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, table
+from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, show_utility, table
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
@@ -31,7 +31,7 @@ from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.recipes import presets
 
-PAPERS_BARS = "terngrad-paper"
+PAPERS = {"terngrad-paper": show_published, "utility": show_utility}  # instead of a model: others' figures
 
 
 def plan_command(
@@ -73,8 +73,8 @@ def plan_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
-    if model == PAPERS_BARS:
-        show_published(as_json)
+    if model in PAPERS:
+        PAPERS[model](as_json)
         return
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
     where = _cluster(cluster, nodes, gpus, ranks, asked)
