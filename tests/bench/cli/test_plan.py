@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench import utility
-from gossamer.planning import grid
+from gossamer.bench.report import grid
 
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
@@ -205,8 +205,11 @@ def test_a_page_is_written_where_it_is_asked_for(say: Say, tmp_path: Path, monke
     path.write_text("my own notes")
     code, _, err = say(*asked)
     assert code == 2
-    assert "plan.html" in err
+    assert "plan.html is there already, and is no report that gossamer wrote; it stays as it is; give --page" in err
     assert path.read_text() == "my own notes"
+    code, _, err = say(*asked, "--over", "2,4")
+    assert code == 2
+    assert "--page is of a whole plan: leave out --explain and --over" in err
 
 
 # -- the user's own script ----------------------------------------------------------------------------------------------------

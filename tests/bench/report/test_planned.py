@@ -14,10 +14,10 @@ from tests.bench.report.browser import CHROMIUM, Browser
 from tests.planning.models import SMALL
 
 from gossamer.bench.report import planned
+from gossamer.bench.report.grid import Grid, grid_of, located
 from gossamer.core.errors import GossamerError
 from gossamer.costs import Cluster, from_flags
 from gossamer.planning.baselines import baselines
-from gossamer.planning.grid import Grid, grid_of, located
 from gossamer.planning.measured_model import with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import known_model

@@ -13,15 +13,18 @@ from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, show_utility, table
 from gossamer.bench.compare.script_cost import measure_script
+from gossamer.bench.report.grid import grid_of
+from gossamer.bench.report.pages import PAGE
+from gossamer.core import files
+from gossamer.core.errors import OutputError
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
-from gossamer.planning.grid import grid_of
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
@@ -76,6 +79,8 @@ def plan_command(
     if model in PAPERS:
         PAPERS[model](as_json)
         return
+    if page is not None:
+        _page_fits(page, explain_recipe, over)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores}
     where = _cluster(cluster, nodes, gpus, ranks, asked)
     if script is not None:
@@ -102,6 +107,16 @@ def plan_command(
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
 
 
+def _page_fits(path: Path, explain_recipe: str | None, over: str | None) -> None:
+    """Refuse a page before anything is planned."""
+    if explain_recipe is not None or over is not None:
+        raise InputError("--page is of a whole plan: leave out --explain and --over")
+    try:
+        files.writable(path, PAGE)
+    except OutputError as error:
+        raise InputError(f"{error}; give --page another file") from None
+
+
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     """Replay the plan on a grid, which takes minutes for large models, and write the page."""
     from gossamer.bench.report import planned
@@ -109,8 +124,11 @@ def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     screen = console(stderr=True)
     with screen.status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
-    planned.write_html(found, grid, path)
-    screen.print(f"wrote {path}")
+    try:
+        planned.write_html(found, grid, path)
+    except OSError as error:
+        raise FailedError(f"{path} could not be written: {error.strerror}") from None
+    screen.print(f"wrote {path}", markup=False)
 
 
 def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:

@@ -12,11 +12,11 @@ from typing import Any
 from markupsafe import Markup
 
 from gossamer.bench.report.charts import Axis, BarChart, LineChart
+from gossamer.bench.report.grid import Grid
 from gossamer.bench.report.page import embed
 from gossamer.bench.report.pages import PAGE, asset, filled
 from gossamer.bench.report.palette import HUES, INK, MARKS, PARTS, Style
 from gossamer.core import files
-from gossamer.planning.grid import Grid
 from gossamer.planning.plan import TrainingPlan
 from gossamer.planning.rates import TIE
 from gossamer.planning.verdict import SENTENCES, also, dense_name
