@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from gossamer.bench.published import PAPER, SIZES
+from gossamer.bench.published import PAPER, SIZES, Rounds
 from gossamer.costs import from_flags
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare
@@ -79,3 +79,15 @@ def test_slowmos_times_are_planned() -> None:
         errors.append(abs(prepare(recipe, model, cluster, NoWork()).seconds(cluster).step / (shown / 1e3) - 1))
     assert median(errors) <= 0.1, errors
     assert max(errors) <= 0.2, errors
+
+
+@pytest.mark.parametrize("every", [1, 8, 32, 100])
+@pytest.mark.parametrize("replicas", [2, 4, 64])
+def test_local_steps_and_diloco_take_what_diloco_s_own_arithmetic_says(replicas: int, every: int) -> None:
+    """Within 1 %: local steps in bf16, and diloco, whose differences are fp32, at four bytes a parameter."""
+    half = Rounds(1_000_000_000, replicas, rate=1.25e8, latency=1e-3, computing=1.0, every=every)
+    assert half.planned(f"allreduce(bf16()) + local_sgd({every})") == pytest.approx(half.formula(), rel=0.01)
+    whole = replace(half, width=4)
+    for recipe in (f"local_sgd({every})", f"diloco({every})"):
+        assert whole.planned(recipe) == pytest.approx(whole.formula(), rel=0.01)
+    assert whole.formula() > half.formula() > half.computing

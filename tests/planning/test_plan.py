@@ -266,6 +266,7 @@ def test_a_recipe_that_does_not_fit_is_a_row_that_says_so() -> None:
     ("name", "numel"),
     [
         ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
         ("bert-base", 109_482_240),
         ("gpt2", 124_439_808),
         ("gpt2-xl", 1_557_611_200),

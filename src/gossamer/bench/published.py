@@ -1,4 +1,4 @@
-"""TernGrad's published speeds (Wen et al., NeurIPS 2017): the bars, the formula that they follow, and our plan beside them.
+"""Others' published times beside our plans: the speeds of TernGrad (Wen et al., NeurIPS 2017), and DiLoCo's own arithmetic.
 
 Images a second of 4 to 512 GPUs, four on a node, on two clusters and three networks, read from the vector graphics of the
 authors' slides. With K images a GPU and i nodes the bars follow N K / t, where t is the time at one node and
@@ -7,6 +7,9 @@ authors' slides. With K images a GPU and i nodes the bars follow N K / t, where 
     t + v / S + 2 (i - 1) / i v / C         on InfiniBand, for two nodes or more
 
 with v bytes of gradients: 4 a parameter in fp32; ternary, the last layer stays fp32 and the rest is 16 times shorter.
+
+DiLoCo's calculators count a round's average of N parameters among R replicas as 2 N / W (1 - 1 / R) + e seconds, with a link of
+W parameters a second and e of latency, and hide nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +19,12 @@ from gossamer.costs import Cluster, from_flags
 from gossamer.planning.baselines import ddp
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare
-from gossamer.planning.work import MemoryPasses
+from gossamer.planning.work import MemoryPasses, NoWork
 
 SIZES = (4, 8, 32, 128, 512)
 LATENCY = 2e-4  # of Ethernet, a message
 ETHERNET, INFINIBAND, STAGING = 0.9e9 / 8, 3.0e9, 3.5e9  # bytes a second
+EXACT = {"ring": 1.0, "pairs": 1.0, "one": 1.0, "shared": 1.0}
 Fabric = Literal["ethernet", "infiniband"]
 
 
@@ -78,7 +82,7 @@ class PaperBars:
             latency=5e-6 if fast else LATENCY,
             inside=40e9 if fast else 8e9,
         )
-        return replace(made, payload=1.0, efficiency={"ring": 1.0, "pairs": 1.0, "one": 1.0, "shared": 1.0})
+        return replace(made, payload=1.0, efficiency=EXACT)
 
     def _model(self) -> ModelCost:
         """All gradients are there at the end of the step, since the paper's do not overlap."""
@@ -106,3 +110,39 @@ PAPER = (
     PaperBars(GOOGLENET, "infiniband", 194, (777, 1501, 5915, 23555, 93918), (772, 1540, 6112, 24541, 97959)),
     PaperBars(VGG, "infiniband", 102, (410, 405, 1284, 5127, 20303), (388, 716, 2762, 11138, 44250)),
 )
+
+
+# -- DiLoCo ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Replicas that meet once in `every` steps: the assumptions of DiLoCo's calculators."""
+
+    numel: int
+    replicas: int
+    rate: float  # bytes a second
+    latency: float  # seconds of a message
+    computing: float  # seconds of a step
+    every: int
+    width: int = 2  # bytes of a parameter on the wire
+
+    def formula(self) -> float:
+        """Seconds of a mean step; the latency of an average is that of its ring's messages."""
+        average = 2 * self.numel / (self.rate / self.width) * (1 - 1 / self.replicas)
+        return self.computing + (average + 2 * (self.replicas - 1) * self.latency) / self.every
+
+    def planned(self, recipe: str) -> float:
+        """Seconds of a mean step of our own program, where links and processors cost what the formula counts."""
+        cluster = from_flags(nodes=self.replicas, gpus=1, rate=self.rate, latency=self.latency)
+        free = (replace(cluster.hosts[0], memory_rate=1e18),)
+        cluster = replace(cluster, payload=1.0, efficiency=EXACT, hosts=free, program_seconds=0.0)
+        model = ModelCost(
+            shapes={"w": (1000, self.numel // 1000)},
+            forward=self.computing / 3,
+            backward=self.computing * 2 / 3,
+            optimizer=0.0,
+            shares={"w": 1.0},
+            momenta=0,
+        )
+        return prepare(recipe, model, cluster, NoWork()).seconds(cluster).step

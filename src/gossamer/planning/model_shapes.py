@@ -51,11 +51,11 @@ def llama(
     return shapes if tied else shapes | {"lm_head": (vocabulary, width)}
 
 
-def resnet50() -> dict[str, tuple[int, ...]]:
-    """A ResNet-50 for 1,000 classes."""
+def resnet(*blocks_of_stages: int) -> dict[str, tuple[int, ...]]:
+    """A ResNet of bottleneck blocks for 1,000 classes."""
     shapes: dict[str, tuple[int, ...]] = {"conv1": (64, 3, 7, 7), "bn1.weight": (64,), "bn1.bias": (64,)}
     before = 64
-    for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+    for stage, (blocks, width) in enumerate(zip(blocks_of_stages, (64, 128, 256, 512), strict=True), 1):
         for b in range(blocks):
             name, out = f"layer{stage}.{b}", 4 * width
             kernels = {"conv1": (width, before, 1, 1), "conv2": (width, width, 3, 3), "conv3": (out, width, 1, 1)}
@@ -69,7 +69,8 @@ def resnet50() -> dict[str, tuple[int, ...]]:
 
 
 MODELS: Mapping[str, Callable[[], Shapes]] = {
-    "resnet50": resnet50,
+    "resnet50": lambda: resnet(3, 4, 6, 3),
+    "resnet101": lambda: resnet(3, 4, 23, 3),
     "bert-base": lambda: bert(12, 768),
     "gpt2": lambda: gpt2(12, 768),
     "gpt2-xl": lambda: gpt2(48, 1600),

@@ -1,11 +1,14 @@
 """Says in words what a plan means: whether anything pays, what, and what to change first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from math import inf
+from typing import Literal, NamedTuple
 
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.plan import Row, TrainingPlan
 from gossamer.planning.rates import TIE
+from gossamer.planning.replay import StepSeconds
 from gossamer.recipe import Recipe
 
 HIDDEN = 0.05  # of a step: DDP that waits for less hides its network
@@ -18,43 +21,69 @@ def sentences(plan: TrainingPlan) -> list[str]:
     return [_verdict(plan), *(line for say in more for line in say(plan))]
 
 
+class Verdict(NamedTuple):
+    """What kind of sentence stands on top, and which recipe it speaks of."""
+
+    kind: Literal["hidden", "none", "small", "pays"]
+    best: str = ""
+
+
+SENTENCES: Mapping[str, str] = {
+    "hidden": "Leave {dense} alone: its network hides behind computing; the most that a faster exchange could gain is {gain} of a "
+    "step.",
+    "none": "No recipe can be planned here; each row says why.",
+    "small": "Leave {dense} alone{also}: {best}, the fastest recipe here, gains {gain} on it, which is less than this model can see.",
+    "pays": "{best}: {step} a step against {base} of {dense}.",
+}
+
+
+def verdict_of(baselines: Mapping[str, StepSeconds], recipes: Mapping[str, float]) -> Verdict:
+    """The first rule that applies; baselines begin with the dense one, recipes with the fastest, in seconds a step."""
+    dense = next(iter(baselines.values()))
+    if 1 - dense.utilisation <= HIDDEN:
+        return Verdict("hidden")
+    if not recipes:
+        return Verdict("none")
+    best = _best(recipes)
+    gains = {name: 1 - recipes[best] / base.step for name, base in baselines.items()}
+    if min(gains.values()) < SEEN and gains.get("ddp-bf16", 0.0) < SEEN:
+        return Verdict("small", best)
+    return Verdict("pays", best)
+
+
 def _verdict(plan: TrainingPlan) -> str:
     dense = plan.dense
     assert dense.seconds is not None
-    exposed = 1 - dense.seconds.utilisation
-    if exposed <= HIDDEN:
-        return (
-            f"Leave {_name(plan)} alone: its network hides behind computing; the most that a faster exchange could gain is "
-            f"{exposed:.0%} of a step."
-        )
-    best = _best(plan)
-    if best is None:
-        return "No recipe can be planned here; each row says why."
-    gains = {base: 1 - share for base, share in best.of.items()}
-    bf16 = gains.get("ddp-bf16")
-    if min(gains.values()) < SEEN and (bf16 is None or bf16 < SEEN):
-        also = ", or turn on bf16" if bf16 is not None else ""
-        return (
-            f"Leave {_name(plan)} alone{also}: {best.name}, the fastest recipe here, gains {max(min(gains.values()), 0):.0%} "
-            f"on it, which is less than this model can see."
-        )
+    baselines = {r.name: r.seconds for r in plan.baselines if r.name != "compute" and r.seconds is not None}
+    kind, name = verdict_of(baselines, {row.name: _step(row) for row in plan.possible})
+    if kind == "hidden":
+        return SENTENCES[kind].format(dense=dense_name(plan), gain=f"{1 - dense.seconds.utilisation:.0%}")
+    if kind == "none":
+        return SENTENCES[kind]
+    best = next(row for row in plan.possible if row.name == name)
+    if kind == "small":
+        gain = f"{max(1 - max(best.of.values()), 0):.0%}"
+        return SENTENCES[kind].format(dense=dense_name(plan), also=also(plan), best=name, gain=gain)
     return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
 
 
-def _name(plan: TrainingPlan) -> str:
+def also(plan: TrainingPlan) -> str:
+    """The remedy that needs no recipe, where DDP is not sharded."""
+    return ", or turn on bf16" if any(row.name == "ddp-bf16" for row in plan.baselines) else ""
+
+
+def dense_name(plan: TrainingPlan) -> str:
     return "HSDP" if plan.shards > 1 else "DDP"
 
 
-def _best(plan: TrainingPlan) -> Row | None:
+def _best(steps: Mapping[str, float]) -> str:
     """The fastest recipe that averages gradients at every step, if it is as fast as the fastest of all; else that one."""
-    possible = plan.possible
-    if not possible:
-        return None
-    fastest = possible[0]
-    every_step = next((row for row in possible if averages_every_step(row.name)), fastest)
-    return every_step if _step(every_step) <= (1 + TIE) * _step(fastest) else fastest
+    fastest = next(iter(steps))
+    every_step = next((name for name in steps if averages_every_step(name)), fastest)
+    return every_step if steps[every_step] <= (1 + TIE) * steps[fastest] else fastest
 
 
+@cache
 def averages_every_step(name: str) -> bool:
     """True if a recipe keeps all ranks' models equal by averaging gradients at every step."""
     shape = Recipe.of(name).schedule.shape
@@ -70,7 +99,9 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
     dense = plan.dense
     times = _step(dense) / _step(best)
     out = [
-        f"{best.name}: {say_seconds(_step(best))} a step against {say_seconds(_step(dense))} of {_name(plan)}.",
+        SENTENCES["pays"].format(
+            best=best.name, step=say_seconds(_step(best)), base=say_seconds(_step(dense)), dense=dense_name(plan)
+        ),
         f"It may need up to {times:.2g} times as many steps and still be ahead; how many it needs is not this plan's to know: "
         f"'gossamer compare' measures it.",
     ]

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.bench import utility
+from gossamer.bench.report import grid
+
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
 
@@ -177,6 +180,37 @@ def test_terngrads_published_speeds_stand_beside_ours(say: Say) -> None:
     code, out, _ = say("plan", "terngrad-paper")
     assert code == 0
     assert "VGG-A" in out
+
+
+def test_what_compression_gains_in_data_centres_is_a_heat_map(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utility, "STEPS", {"resnet50": (0.07, 0.25)})
+    monkeypatch.setattr(utility, "RANKS", (8, 16, 32))
+    code, out, _ = say("plan", "utility", "--json")
+    found = json.loads(out)
+    assert (code, len(found["statements"]), len(found["setups"])) == (0, 6, 30)
+    code, out, _ = say("plan", "utility")
+    assert code == 0
+    for word in ("no   From 10 Gbit/s on", "PowerSGD, rank 4", "100 Gbit/s", "not measured"):
+        assert word in out, word
+
+
+def test_a_page_is_written_where_it_is_asked_for(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "HOSTS", ())
+    monkeypatch.setattr(grid, "FACTORS", (0.5, 1.0, 2.0))
+    path, shapes = tmp_path / "plan.html", tmp_path / "shapes.json"
+    shapes.write_text('{"w": [100, 50]}')
+    asked = ("plan", str(shapes), "qsgd", "--gpus", "1", "--step", "10ms", "--rate", "10mbit", "--page", str(path))
+    code, out, err = say(*asked)
+    assert (code, "wrote" in err, "qsgd" in out) == (0, True, True)
+    assert "<!doctype html>" in path.read_text()
+    path.write_text("my own notes")
+    code, _, err = say(*asked)
+    assert code == 2
+    assert "plan.html is there already, and is no report that gossamer wrote; it stays as it is; give --page" in err
+    assert path.read_text() == "my own notes"
+    code, _, err = say(*asked, "--over", "2,4")
+    assert code == 2
+    assert "--page is of a whole plan: leave out --explain and --over" in err
 
 
 # -- the user's own script ----------------------------------------------------------------------------------------------------

@@ -14,11 +14,15 @@ from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, table
+from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, show_utility, table
 from gossamer.bench.compare.script_cost import measure_script
+from gossamer.bench.report.grid import grid_of
+from gossamer.bench.report.pages import PAGE
+from gossamer.core import files
+from gossamer.core.errors import OutputError
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
@@ -29,11 +33,11 @@ from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
-from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
-PAPERS_BARS = "terngrad-paper"
+PAPERS = {"terngrad-paper": show_published, "utility": show_utility}  # instead of a model: others' figures
 
 
 def plan_command(
@@ -72,13 +76,18 @@ def plan_command(
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
     over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with sliders for rate, latency, hosts and computing.")
+    ] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
-    if model == PAPERS_BARS:
-        show_published(as_json)
+    if model in PAPERS:
+        PAPERS[model](as_json)
         return
+    if page is not None:
+        _page_fits(page, explain_recipe, over)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
@@ -100,7 +109,33 @@ def plan_command(
         print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
     found = _planned(what, where, _recipes(recipes), **options)
+    if page is not None:
+        _write_page(found, work, page)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
+
+
+def _page_fits(path: Path, explain_recipe: str | None, over: str | None) -> None:
+    """Refuse a page before anything is planned."""
+    if explain_recipe is not None or over is not None:
+        raise InputError("--page is of a whole plan: leave out --explain and --over")
+    try:
+        files.writable(path, PAGE)
+    except OutputError as error:
+        raise InputError(f"{error}; give --page another file") from None
+
+
+def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
+    """Replay the plan on a grid, which takes minutes for large models, and write the page."""
+    from gossamer.bench.report import planned
+
+    screen = console(stderr=True)
+    with screen.status("replaying") as status:
+        grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
+    try:
+        planned.write_html(found, grid, path)
+    except OSError as error:
+        raise FailedError(f"{path} could not be written: {error.strerror}") from None
+    screen.print(f"wrote {path}", markup=False)
 
 
 def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
@@ -148,7 +183,7 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         inside=None if asked["--inside"] is None else quantities.rate(asked["--inside"]),
         cores=asked["--cores"],
     )
-    return found if asked["--law"] is None else replace(found, law=law_of(asked["--law"]))
+    return found if asked.get("--law") is None else replace(found, law=law_of(asked["--law"]))
 
 
 # -- the model --------------------------------------------------------------------------------------------------------------

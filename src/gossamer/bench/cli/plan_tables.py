@@ -1,6 +1,7 @@
 """How a plan is shown: a table, JSON, or every piece of one recipe's step."""
 
 import json
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -8,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench.cli.console import console
+from gossamer.bench.utility import RATES, Cell
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
@@ -286,3 +288,55 @@ def show_published(as_json: bool) -> None:
         "Images a second: TernGrad's slides, the formula that they follow, and our program on the same clusters."
     )
     screen.print(made)
+
+
+def show_utility(as_json: bool) -> None:
+    """Print what compression gains on overlapped DDP in data centres, as a heat map, and six statements about it."""
+    from gossamer.bench import utility
+
+    grid = utility.cells()
+    said = utility.statements(grid, utility.break_evens())
+    if as_json:
+        rows = [
+            cell.setup._asdict() | {"ddp_s": cell.ddp, "ddp_bf16_s": cell.bf16} | {"gains": cell.gains()}
+            for cell in grid
+        ]
+        print(json.dumps({"statements": [each._asdict() for each in said], "setups": rows}, indent=1))
+        return
+    screen = console()
+    for each in said:
+        screen.print(escape(f"{'yes' if each.holds else 'no '}  {each.says}: {each.found}."))
+    screen.print(
+        "\nThe share of overlapped DDP's step that each recipe saves. Work is passes over memory, not measured."
+    )
+    for name in utility.RECIPES:
+        screen.print(_heat_map(name, grid))
+
+
+def _heat_map(name: str, grid: Sequence[Cell]) -> Table:
+    """A row for each model, step and number of ranks, a column for each rate."""
+    made = Table(box=None, pad_edge=False, title=escape(name), title_justify="left")
+    for title in ("model", "step", "ranks", *(f"{gbit} Gbit/s" for gbit in RATES)):
+        made.add_column(title, justify="right" if title != "model" else "left", no_wrap=True)
+    rows = dict[tuple[str, float, int], list[float]]()
+    for cell in grid:
+        model, step, _, ranks = cell.setup
+        rows.setdefault((model, step, ranks), []).append(cell.gains()[name])
+    for (model, step, ranks), gains in rows.items():
+        made.add_row(model, say_seconds(step), str(ranks), *(_heat(gain) for gain in gains))
+    return made
+
+
+def _heat(gain: float) -> str:
+    """A share, on green from a tenth on, on red where it costs as much."""
+    colour = (
+        "white on green"
+        if gain > 0.5
+        else "black on bright_green"
+        if gain > 0.1
+        else "white on red"
+        if gain < -0.1
+        else ""
+    )
+    said = f"{gain:6.0%}"
+    return f"[{colour}]{said}[/]" if colour else said

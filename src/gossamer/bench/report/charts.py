@@ -13,7 +13,7 @@ POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay sm
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
 APART = 20  # so do lines whose ends are further apart than this factor: the short ones would be a smear
 
-Kind = Literal["seconds", "bytes", "count", "number"]
+Kind = Literal["seconds", "bytes", "count", "number", "rate"]
 Point = tuple[float, float | None, int, float | None]  # x, y, optimizer step, y averaged over its neighbours
 
 

@@ -69,6 +69,7 @@ class LineChart {
     const layer = svg("g", { "clip-path": `url(#${clip})` }, this.svg);
     const aim = this.target();
     for (const series of shown) this.line(series, layer);
+    this.marked(shown, layer);
     this.labels(shown, aim, width >= 560);
     this.over = svg("g", {}, this.svg);
   }
@@ -149,6 +150,15 @@ class LineChart {
       if (this.spec.marks && series.points.length <= 60) {
         svg("path", { class: "mark", d: run.mark, transform: `translate(${px.toFixed(1)} ${py.toFixed(1)})`, "data-x": p[0], "data-y": p[1] }, group);
       }
+    }
+  }
+
+  // Where one stands on the x axis, and points where lines cross.
+  marked(shown, layer) {
+    const { here, crossings = [] } = this.spec, { top, bottom } = this.box;
+    if (here) svg("line", { class: "cross", x1: this.x.at(here), x2: this.x.at(here), y1: top, y2: bottom }, layer);
+    for (const c of crossings.filter((c) => shown.some((s) => s.run === c.run))) {
+      svg("circle", { class: `dot s${c.run}`, cx: this.x.at(c.x), cy: this.y.at(c.y), r: 4, "data-x": c.x }, layer);
     }
   }
 
@@ -257,10 +267,10 @@ class LineChart {
     const values = [[y.label, format[y.kind](q.p[1], 4)]];
     if (q.p[3] !== null) values.push(["mean around it", format[y.kind](q.p[3], 4)]);
     values.push([x.label, format[x.kind](q.p[0], 4)]);
-    if (x.label !== "step") values.push(["step", String(q.p[2])]);
+    if (x.label !== "step" && q.p[2] !== null) values.push(["step", String(q.p[2])]);
     for (const g of this.svg.querySelectorAll(".series")) g.style.opacity = g.dataset.run === String(q.series.run) ? 1 : 0.45;
     const beside = others.map((o) => [this.page.runs[o.series.run].name, format[y.kind](this.y.value(o.py), 4)]);
-    this.tip.show(q.series.run, run.name, values.concat(beside.length ? [["at the same " + (x.label === "step" ? "step" : x.kind === "bytes" ? "bytes" : "time"), ""]] : [], beside), q.px, q.py);
+    this.tip.show(q.series.run, run.name, values.concat(beside.length ? [["at the same " + (x.label === "step" ? "step" : x.kind === "bytes" || x.kind === "rate" ? x.kind : "time"), ""]] : [], beside), q.px, q.py);
     return `${run.name}: ${values.map((v) => v.join(" ")).join(", ")}`;
   }
 

@@ -22,6 +22,10 @@ const format = {
     return format.number(v / 1000 ** power, digits) + " " + UNITS.bytes[power][1];
   },
   count(v) { return String(v); },
+  rate(v, digits = 3) {
+    const unit = unitFor("rate", v);
+    return format.number(v / unit[0], digits) + " " + unit[1];
+  },
 };
 
 const UNITS = {
@@ -29,6 +33,7 @@ const UNITS = {
   seconds: [[1e-3, "ms"], [1, "s"], [60, "min"], [3600, "h"]],
   number: [[1, ""]],
   count: [[1, ""]],
+  rate: [[1e3, "kbit/s"], [1e6, "Mbit/s"], [1e9, "Gbit/s"], [1e12, "Tbit/s"]],
 };
 
 // The largest unit that leaves a handful of whole ones: 172 s stays seconds, 1500 s becomes 25 min.
