@@ -45,7 +45,7 @@ from gossamer.recipes.minibatch import minibatch, accelerated, inner_outer
 from gossamer.recipes.one_bit import signsgd, ef_signsgd, demo, onebit_sgd, onebit_adam, zero_one_adam, onebit_lamb
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd
 from gossamer.recipes.waiting import async_sgd, backup
-from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
+from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch, auto
 # isort: on
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "allreduce",
     "async_sgd",
     "atomo",
+    "auto",
     "backup",
     "bf16",
     "bmuf",
