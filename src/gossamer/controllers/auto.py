@@ -226,7 +226,7 @@ class AutoSearch:
         times, auto = self.facts.times, self.auto
         seen, costs = timing_of(_last(times, UNDISTURBED)), costs_of(times)
         guesses = predicted(seen, self._sizes(), costs)
-        if not seen.steps.known:
+        if not seen.steps.known or not any(map(isfinite, guesses[1:])):
             return self._again()
         self._keep_all("before", mean_losses(times))
         self._keep_all("guesses", guesses)
@@ -305,7 +305,7 @@ class AutoSearch:
         """The window's steps are not known: measure it once more, after which dense is kept."""
         if "again" not in self.state:
             self._keep("again", 1)
-            self._window(self._whole("rows", LOOKED_AT), TRIED + 1)
+            self._window(*(TRIED, TRIED + 1) if "phase" in self.state else (LOOKED_AT, MEASURING))
             return self.number
         word = "auto: dense is kept: the clock of at least one rank gives no times that could be compared"
         return self._settle(ON_DENSE, WindowMedian(), word)

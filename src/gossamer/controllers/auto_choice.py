@@ -5,7 +5,7 @@ nothing is concluded from it.
 """
 
 from collections.abc import Sequence
-from math import comb, inf, isfinite
+from math import comb, inf, isfinite, isnan
 from statistics import linear_regression, median, stdev
 from typing import NamedTuple
 
@@ -159,21 +159,21 @@ def differs(measured: float, expected: float, by: float = 0.25) -> bool:
 def rises(before: Sequence[float], after: Sequence[float]) -> bool:
     """True if the mean loss after a change lies above the trend before it by more than its noise.
 
-    The trend is the line through the losses before, at its end, so that it has not fallen any further.
+    The trend is the line through the losses before, at its end: as if it had not fallen any further. A loss that is no number any
+    more is infinite.
     """
     past, later = [x for x in before if isfinite(x)], [x for x in after if isfinite(x)]
-    lost = len(after) > len(later) and len(past) == len(before)  # it was finite, and is no more
-    if len(past) < 2 * LEAST or not after:
+    if len(past) < 2 * LEAST or (not later and inf not in after):
         return False
     line = linear_regression(range(len(past)), past)
     noise = stdev(y - line.slope * x - line.intercept for x, y in enumerate(past))
     level = line.slope * (len(past) - 1) + line.intercept
-    return lost or sum(later) / max(len(later), 1) > level + NOISY * noise
+    return inf in after or sum(later) / len(later) > level + NOISY * noise
 
 
 def mean_losses(times: Sequence[RankTimes]) -> list[float]:
     """Each step's mean loss over the ranks that told one."""
-    told = [[x for x in row if isfinite(x)] for row in zip(*(rank.losses for rank in times))]
+    told = [[x for x in row if not isnan(x)] for row in zip(*(rank.losses for rank in times))]
     return [sum(row) / len(row) if row else NAN for row in told]
 
 

@@ -6,6 +6,7 @@ It measures with requests for the clock, so that a simulation's times are virtua
 import platform
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -20,7 +21,7 @@ from gossamer.core.contracts.times import NAN
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import AllGather, AllReduce, Compute, Handle, Program, Verb, all_reduce, join, now, start
+from gossamer.core.verbs import AllGather, Compute, Handle, Program, Verb, all_reduce, join, now, start
 from gossamer.costs.crossing import traffic
 from gossamer.kernels.finite import peak
 from gossamer.runtime.in_flight import Carried
@@ -47,7 +48,7 @@ class StepTimes:
         self._began = NAN  # when the last step's wait ended
         self._wait_began = NAN
         self._rows = deque[StepWait](maxlen=KEPT)
-        self._losses = deque[Tensor | float](maxlen=KEPT)
+        self._losses = deque[Tensor | float | None](maxlen=KEPT)
         self._ready, self._sending = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
         self._costs = dict[int, CandidateCost]()
         self._latency = NAN
@@ -106,7 +107,7 @@ class StepTimes:
 
     def step_ends(self, loss: Tensor | float | None) -> None:
         if self._worker.recipe.controller.hears_times:
-            self._losses.append(NAN if loss is None else loss)
+            self._losses.append(loss)
 
     # -- candidates --------------------------------------------------------------------------------------------------
 
@@ -120,16 +121,17 @@ class StepTimes:
         began = yield from now()
         yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))
         self._latency = (yield from now()) - began
+        dense, _ = self._driven(self._worker.recipe, index, copy, context)
         for number in due.runs:
             for _ in range(2):
                 began = yield from now()
                 bytes_, requests = yield Compute(
                     lambda n=number: self._driven(due.candidates[n], index, copy, context), LABEL
                 )
-                self._costs[number] = CandidateCost((yield from now()) - began, bytes_, requests)
+                self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
 
-    def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[float, float]:
-        """The bytes that a candidate sends of a block, over dense's, and its number of requests."""
+    def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
+        """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests."""
         worker, layout, states = self._worker, self._worker.buckets[index].layout, PendingState({})
         verbs, per_node = list[Verb](), worker.origin.ranks_per_node
 
@@ -142,13 +144,8 @@ class StepTimes:
 
         mean = drive(recipe.memory.around(Bucket(copy, layout), PendingState({}), send, context), answer)
         read_numbers(peak(mean))
-        sent = sum(self._crosses(verb, per_node) for verb in verbs)
-        return sent / max(self._crosses(AllReduce(copy), per_node), 1), float(len(verbs))
-
-    def _crosses(self, verb: Verb, per_node: int) -> int:
-        """Bytes on this rank's link: between nodes, if there are several ranks on each."""
-        moved = traffic(verb, self._worker.rank, self._worker.size, per_node)
-        return moved.sent - moved.inside or moved.sent
+        moved = [traffic(verb, worker.rank, worker.size, per_node) for verb in verbs]
+        return sum(each.sent - each.inside for each in moved), float(len(verbs))
 
     # -- exchange ----------------------------------------------------------------------------------------------------
 
@@ -165,9 +162,10 @@ class StepTimes:
 
     def _own(self, due: TimesDue) -> RankTimes:
         rows = [StepWait(NAN, NAN)] * (due.rows - len(self._rows)) + [*self._rows][-due.rows :]
-        losses = read_numbers(
-            *(torch.as_tensor(each, dtype=torch.float64, device=self._worker.device) for each in self._losses)
-        )
+        device = self._worker.device
+        told = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self._losses if x is not None]
+        read = iter(read_numbers(*told))
+        losses = [NAN if x is None else _finite_or_inf(next(read)) for x in self._losses]
         blocks, errors = range(len(self._worker.buckets)), self._worker.measurement.errors
         return RankTimes(
             [row.seconds for row in rows],
@@ -184,6 +182,11 @@ class StepTimes:
 
 def _gathered(own: Tensor) -> Program[list[Tensor]]:
     return (yield AllGather(own.view(torch.uint8), agreed=True))
+
+
+def _finite_or_inf(loss: float) -> float:
+    """A loss that was told and is no number is infinite, so that it is not taken for one that nobody told."""
+    return loss if isfinite(loss) else inf
 
 
 def _median(values: Sequence[float]) -> float:
