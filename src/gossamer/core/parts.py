@@ -187,12 +187,15 @@ def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
         if word not in names or registry.get(word) is None:
             raise
         try:
-            return _read(node, {})
+            value = _read(node, {})
         except RecipeError:
             accepted = _signature(names[word])
             if len(node.args) <= len(accepted) and all(k.arg in accepted for k in node.keywords):
                 raise refusal from None  # the user meant the preset, so show its error
             raise
+        if isinstance(value, Part) and [*_signature(names[word])] == [f.name for f in _fields(type(value))]:
+            raise refusal from None  # the part takes the same arguments, and what the preset refuses is no recipe
+        return value
 
 
 def _without_parts(names: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:

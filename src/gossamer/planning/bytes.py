@@ -11,6 +11,7 @@ from torch import Tensor
 from gossamer.codecs.warm import codecs_in
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.canned_answers import answer_of
 from gossamer.core.contracts import Codec, Context, ReduceResult
 from gossamer.core.groups import place
 from gossamer.core.loop import Message
@@ -20,7 +21,6 @@ from gossamer.core.verbs import Program, Verb
 from gossamer.costs.crossing import traffic
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import simulate
-from gossamer.planning.canned_answers import answer_of
 from gossamer.planning.dry_run import DryRun, span
 from gossamer.planning.events import AverageRequest, MessageRequest
 from gossamer.planning.sizes_only import sizes_only

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.canned_answers import answer_of
 from gossamer.core.contracts import Context, Exchange, ReduceResult
 from gossamer.core.errors import GossamerError
 from gossamer.core.lossless import LosslessExchange
@@ -29,7 +30,6 @@ from gossamer.core.verbs import (
     Verb,
 )
 from gossamer.memories import NoMemory
-from gossamer.planning.canned_answers import answer_of
 from gossamer.planning.dry_loop import DryLoop, DryRanks
 from gossamer.planning.events import (
     AverageRequest,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.canned_answers import answer_of
 from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.groups import place
 from gossamer.core.loop import Message
@@ -26,7 +27,6 @@ from gossamer.core.verbs import (
     WaitQuorum,
 )
 from gossamer.costs import Cluster, Crossing, crossing_of
-from gossamer.planning.canned_answers import answer_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only
 from gossamer.planning.work import Planned, Work, WorkSource, context_of, heavy_tailed, shortened

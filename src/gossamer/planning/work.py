@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Layout, State
+from gossamer.core.canned_answers import answer_with_wires
 from gossamer.core.contracts import Context
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
@@ -16,14 +17,9 @@ from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import (
     AllGather,
     AllToAll,
-    LazyWire,
     Program,
     Verb,
-    kept,
-    receive_order,
-    send_order,
 )
-from gossamer.planning.canned_answers import answer_of
 
 LATER = 10**9  # the step whose programs are planned, after any codec's warm-up
 REPEATS = 3  # times a program runs; the fastest counts
@@ -181,7 +177,7 @@ def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list
     def answer(verb: Verb) -> Any:
         nonlocal began
         asked = clock()
-        reply = _answered(verb, place(verb, 0, size)[1])
+        reply = answer_with_wires(verb, place(verb, 0, size)[1])
         answered = clock()
         # Answering costs next to nothing but where wires are made and read.
         inside = answered - asked if isinstance(verb, AllGather | AllToAll) else 0.0
@@ -191,26 +187,6 @@ def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list
 
     drive(program, answer)
     return [*out, Work(clock() - began, 0.0)]
-
-
-def _answered(verb: Verb, size: int) -> Any:
-    """Answer as if others sent the same; make lazy wires and read what came, as a fabric does."""
-    match verb:
-        case AllGather(wire, read) if read is not None:
-            for j in receive_order(0, size):
-                read(j, wire)
-            return []
-        case AllToAll(wires, lengths, read) if read is not None:
-            made = {j: kept(wires[j]) for j in send_order(0, size)}
-            for j in receive_order(0, size):
-                fits = made[0] if made[0].numel() == lengths[j] else made[j]
-                read(j, fits if fits.numel() == lengths[j] else fits.new_zeros(lengths[j]))
-            return []
-        case AllToAll(wires, lengths):
-            made = [w.keep() if isinstance(w, LazyWire) else w for w in wires]
-            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
-        case _:
-            return answer_of(verb, size)
 
 
 def on_a_line(less: Work, more: Work, size: int) -> Work:

@@ -57,7 +57,7 @@ from gossamer.recipes.one_bit import (
 )
 from gossamer.recipes.gossip import slowmo_sgp, sgp, osgp, gossip_pga, d_psgd, ad_psgd, choco_sgd, noloco
 from gossamer.recipes.waiting import async_sgd, backup
-from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch
+from gossamer.recipes.adaptive import accordion, accordion_qsgd, accordion_topk, accordion_batch, auto
 # isort: on
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "allreduce",
     "async_sgd",
     "atomo",
+    "auto",
     "backup",
     "bf16",
     "bmuf",

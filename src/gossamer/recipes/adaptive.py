@@ -1,7 +1,8 @@
 """Adaptive recipes: controllers that change the compression or the batch size during training."""
 
 from gossamer.codecs import QSGD, PowerSGD, TopK
-from gossamer.controllers import Accordion, AccordionBatch
+from gossamer.controllers import Accordion, AccordionBatch, Auto
+from gossamer.controllers.auto_table import ALLOWED
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe, preset
@@ -71,3 +72,20 @@ def accordion_batch(epoch: int, factor: int = 8, interval: int = 10, threshold: 
     Paper: Agarwal et al., Accordion, MLSys 2021.
     """
     return Recipe(DENSE, controller=AccordionBatch(factor, epoch, interval, threshold))
+
+
+@preset
+def auto(
+    allow: tuple[str, ...] = ALLOWED, gain: float = 0.1, steps: int | None = None, replay: str | None = None
+) -> Recipe:
+    """Dense averages, and one of `allow` instead where it is measured to be faster.
+
+    Use: where nobody wants to choose: it measures this run, tries what promises to be faster, and says what it chose and why.
+    `steps` is the length of the run, if known. See docs/auto.md for what it may choose and what its guards catch.
+
+    Not for: runs of fewer than a few hundred steps; results that must be the same in every run, unless by `replay` of a ledger. The
+    bytes counted are dense's.
+
+    Paper: none.
+    """
+    return Recipe(DENSE, controller=Auto(allow, gain, steps, replay))

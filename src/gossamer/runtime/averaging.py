@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
-from gossamer.core.contracts import ARREARS, Context, Exchange, ReduceResult
+from gossamer.core.contracts import ARREARS, Context, Exchange, RankTimes, ReduceResult
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Among, Program, all_gather, all_reduce, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
@@ -51,12 +51,15 @@ class Averaging:
         """Wait for the averages of all gradients, and ask the controller."""
         worker, controller = self._worker, self._worker.controller
         sums: Sequence[Tensor] = ()
+        times: Sequence[RankTimes] = ()
         if worker.size > 1 or self._gradients.handles:
             summing = yield from controller.ask()
+            yield from controller.times.wait_begins()
             self.held = yield from self._arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], InFlight()
             worker.decay.take_out(self.means)
             sums = yield from controller.told(summing)
+            times = yield from controller.times.wait_ends()
         else:
             self.means = controller.look_alone()
             self.finite = worker.replica.all(all_finite(self.means))
@@ -64,8 +67,10 @@ class Averaging:
             if self.hand_over is not None and "control" in worker.recipe.controller.traits:
                 self.hand_over()
             state = controller.draft()
-            self.held.decided = controller.decide(self.means, sums, state)
+            self.held.decided = controller.decide(self.means, sums, state, times=times, words=self.held.words)
             self.held.drafts.append(state)
+        elif not self.finite:
+            controller.decide_without_means(times)
 
     # -- values that are launched and landed -------------------------------------------------------------------------
 
@@ -147,6 +152,7 @@ class Averaging:
         else:
             result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index))
             program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
+        program = yield from worker.controller.times.around(index, program, flat)
         handle = yield from start(program, bucket.name, worker.step)
         flight.add(index, handle, drafts)
 
@@ -156,7 +162,7 @@ class Averaging:
         The mean may be written over the values.
         """
         worker, bucket = self._worker, self._worker.buckets[index]
-        meter = worker.measurement.meter(worker.step)
+        meter = worker.measurement.meter(worker.step, worker.controller.times.due.measures_error)
         block = Bucket(flat, bucket.layout, flat if meter is None else None)
         # No average of an earlier step is in flight.
         self.unit = loss_scale.follow(worker.buckets, self.unit, worker.scale)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.changes import begins_anew
 from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import Facts, ParamGroup
+from gossamer.core.contracts import Facts, ParamGroup, RankTimes
 from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, join
@@ -18,6 +18,7 @@ from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
 from gossamer.runtime.controller_stats import numbers, summed
 from gossamer.runtime.recipe_changes import describe
 from gossamer.runtime.replica import WholeReplica
+from gossamer.runtime.step_times import StepTimes
 from gossamer.runtime.succession import carry_over, hand_over, turn
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class ControllerRunner:
         self._worker = worker
         self.state: State = {}
         self.next: Recipe | None = None  # decided; applied when no average is in flight
+        self.times = StepTimes(worker)
         self._own = dict[int, Tensor]()  # statistics of this rank's own gradients, by bucket
 
     @property
@@ -84,8 +86,11 @@ class ControllerRunner:
         sums: Sequence[Tensor] = (),
         state: State | None = None,
         loss: float | None = None,
+        *,
+        times: Sequence[RankTimes] = (),
+        words: list[str] | None = None,
     ) -> Recipe | None:
-        """Ask the controller for the next recipe; its state change may wait in a pending state."""
+        """Ask the controller for the next recipe; its state change may wait in a pending state, and what it says in `words`."""
         worker, controller = self._worker, self._worker.recipe.controller
         if "control" not in controller.traits:
             return None  # before all means are unscaled and copied in vain
@@ -94,8 +99,28 @@ class ControllerRunner:
             sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
         total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
         facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
+        facts = facts._replace(times=times, size=worker.size, tell=([] if words is None else words).append)
         decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
         return decided if decided != worker.recipe else None
+
+    def decide_without_means(self, times: Sequence[RankTimes]) -> None:
+        """Ask a controller that hears times after averages that are not finite: it may be the recipe in force that makes them so.
+
+        Its decision stands although the step may be skipped.
+        """
+        worker = self._worker
+        if not worker.recipe.controller.hears_times or worker.size == 1:
+            return
+        words = list[str]()
+        facts = Facts(worker.step, 0.0, (), times=times, finite=False, size=worker.size, tell=words.append)
+        decided = worker.recipe.controller.decide(facts, worker.recipe, self.state)
+        self.next = decided if decided != worker.recipe else self.next
+        self.say(words)
+
+    def say(self, words: Sequence[str]) -> None:
+        """Tell what was decided for the next step."""
+        for text in words:
+            self._worker.record.tell(Decision(self._worker.step + 1, self._worker.rank, text))
 
     def draft(self) -> PendingState:
         return PendingState(self.state)

@@ -27,16 +27,16 @@ class ErrorMeasurement:
         self.last = 0  # the step of the last measurement
         self.errors: dict[str, float] = {}  # relative compression error of each parameter, when last measured
 
-    def meter(self, step: int) -> ErrorMeter | None:
+    def meter(self, step: int, asked: bool = False) -> ErrorMeter | None:
         """What records the error of what starts at this step; None if it is not measured. Asked at the start, since an average
         may run at later steps.
 
         Measured is the first step at or after each multiple of `every` at which anything starts: rounds of local
-        steps need not end at a multiple.
+        steps need not end at a multiple. Where a controller has asked for it, it is measured besides.
         """
         if self.every and step // self.every != self.last // self.every:
             self.last = step
-        return self._record if self.every and step == self.last else None
+        return self._record if asked or (self.every and step == self.last) else None
 
     def _record(self, block: Bucket, add_sent: Callable[[Tensor, float], None]) -> None:
         """Runs on the comm thread: other threads may read the old errors."""

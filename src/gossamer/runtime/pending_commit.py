@@ -12,6 +12,7 @@ class PendingCommit:
 
     drafts: list[PendingState] = field(default_factory=list[PendingState])
     decided: Recipe | None = None
+    words: list[str] = field(default_factory=list[str])  # that say what was decided
 
     def commit(self) -> None:
         for draft in self.drafts:

@@ -153,6 +153,8 @@ class Worker:
         """Count the step, commit the memories' states, and apply the controller's decision."""
         held, self.averaging.held = self.averaging.held, PendingCommit()
         held.commit()
+        self.controller.say(held.words)
+        self.controller.times.step_ends(self.loss)
         self.record.samples, self.loss = [], None
         self.controller.next = held.decided or self.controller.next
         self.record.skipped += not descended

@@ -7,6 +7,7 @@ from gossamer.core.contracts.entries import Policy, Unit
 from gossamer.core.contracts.exchange import CodecExchange, Exchange
 from gossamer.core.contracts.memory import ARREARS, UNBALANCED, Memory, Sender
 from gossamer.core.contracts.mixer import Mixer
+from gossamer.core.contracts.times import CandidateCost, RankTimes, TimesDue
 from gossamer.core.contracts.update import StepsApart, Update
 from gossamer.core.topology import Peers, Topology
 
@@ -14,6 +15,7 @@ __all__ = [
     "ARREARS",
     "UNBALANCED",
     "AsItsCodec",
+    "CandidateCost",
     "Codec",
     "CodecExchange",
     "Context",
@@ -27,9 +29,11 @@ __all__ = [
     "ParamGroup",
     "Peers",
     "Policy",
+    "RankTimes",
     "ReduceResult",
     "Sender",
     "StepsApart",
+    "TimesDue",
     "Topology",
     "Unit",
     "Update",

@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.exchange import Exchange
+from gossamer.core.contracts.times import RankTimes, TimesDue
 from gossamer.core.parts import Part
 
 
@@ -32,6 +33,12 @@ class Facts(NamedTuple):
     over_shards: Callable[[Sequence[float]], list[float]] | None = (
         None  # sums numbers of shards; None: blocks are whole
     )
+    times: Sequence[RankTimes] = ()  # of all ranks, at the steps at which `due` asks for them
+    finite: bool = (
+        True  # only a controller that `hears_times` is asked where the means are not; it is given no blocks then
+    )
+    size: int = 1  # ranks
+    tell: Callable[[str], object] = str  # says a decision in words: on all ranks in the ledger, once
 
     @property
     def param_groups(self) -> Sequence[ParamGroup]:
@@ -82,6 +89,15 @@ class Controller(Part):
     def hears_loss(self) -> bool:
         """True if it uses the loss that the training loop reports, at steps where averages of models are taken."""
         return False
+
+    @property
+    def hears_times(self) -> bool:
+        """True if it decides by what ranks measure of their steps, and is asked at steps whose means are not finite too."""
+        return False
+
+    def due(self, step: int, recipe: Any, state: State) -> TimesDue:
+        """What ranks measure at this step, and whether they exchange it; the same on all ranks."""
+        return TimesDue()
 
     @property
     def cuts(self) -> bool:

@@ -9,6 +9,7 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Compute,
+    LazyWire,
     Now,
     Receive,
     TakeTicket,
@@ -16,6 +17,8 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
     kept,
+    receive_order,
+    send_order,
 )
 
 
@@ -41,3 +44,23 @@ def answer_of(verb: Verb, size: int) -> Any:
             return TicketHolders.seen(range(count), [0.0] * count)
         case _:
             return None
+
+
+def answer_with_wires(verb: Verb, size: int) -> Any:
+    """Answer as if others sent the same; make lazy wires and read what came, as a fabric does."""
+    match verb:
+        case AllGather(wire, read) if read is not None:
+            for j in receive_order(0, size):
+                read(j, wire)
+            return []
+        case AllToAll(wires, lengths, read) if read is not None:
+            made = {j: kept(wires[j]) for j in send_order(0, size)}
+            for j in receive_order(0, size):
+                fits = made[0] if made[0].numel() == lengths[j] else made[j]
+                read(j, fits if fits.numel() == lengths[j] else fits.new_zeros(lengths[j]))
+            return []
+        case AllToAll(wires, lengths):
+            made = [w.keep() if isinstance(w, LazyWire) else w for w in wires]
+            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
+        case _:
+            return answer_of(verb, size)

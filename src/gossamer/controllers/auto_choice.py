@@ -1,0 +1,198 @@
+"""What `auto` concludes from times: pure functions of numbers that are equal on all ranks.
+
+Numbers of a rank whose clock lies (NaN, zero, negative) make a step unknown, and too few known steps make a window so: then
+nothing is concluded from it.
+"""
+
+from collections.abc import Sequence
+from math import comb, inf, isfinite, isnan
+from statistics import linear_regression, median, stdev
+from typing import NamedTuple
+
+from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
+
+LEAST = 4  # known steps of a window from which its median says anything
+SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
+SURE = 0.9  # confidence of a median's interval
+NOISY = 2.0  # standard deviations by which a loss may lie above its trend
+
+
+class WindowMedian(NamedTuple):
+    """The median of a window's steps, and the interval in which it lies with 90 % confidence; NaN if it is not known."""
+
+    low: float = NAN
+    middle: float = NAN
+    high: float = NAN
+
+    @property
+    def known(self) -> bool:
+        return isfinite(self.middle)
+
+
+class Timing(NamedTuple):
+    """A window of all ranks: the slowest rank's steps, and what a step's time goes to."""
+
+    steps: WindowMedian
+    computing: float  # of the slowest rank
+    waiting: float  # of the rank that waits least: for the network, and for nobody
+    ready: Sequence[float]  # of each block: when the last rank could start its average
+    sending: Sequence[float]  # of each block's average, once the last rank had started it
+    latency: float
+    slow: str  # names a rank that computes far longer than the others
+
+
+def timing_of(times: Sequence[RankTimes]) -> Timing:
+    """Combine all ranks' numbers."""
+    pairs = [[_row(rank.steps[i], rank.waits[i]) for rank in times] for i in range(len(times[0].steps))]
+    known = [[pair for pair in row if pair is not None] for row in pairs if None not in row]
+    computing = [median(row[r][0] - row[r][1] for row in known) if known else NAN for r in range(len(times))]
+    return Timing(
+        median_of([max(seconds for seconds, _ in row) for row in known]),
+        max(computing),
+        median(min(waited for _, waited in row) for row in known) if known else NAN,
+        [max(map(_held, each)) for each in zip(*(rank.ready for rank in times))],
+        [min(map(_held, each)) for each in zip(*(rank.sending for rank in times))],
+        min(_held(rank.latency) for rank in times),
+        _slow_rank(computing),
+    )
+
+
+def costs_of(times: Sequence[RankTimes]) -> list[CandidateCost]:
+    """Each candidate's cost on the rank on which it is the dearest."""
+    return [CandidateCost(*(max(map(_held, each)) for each in zip(*ranks))) for ranks in zip(*(r.costs for r in times))]
+
+
+def _held(number: float) -> float:
+    """Infinity for a number that is none, so that whatever rests on it is no good."""
+    return number if isfinite(number) and number >= 0 else inf
+
+
+def _row(seconds: float, waited: float) -> tuple[float, float] | None:
+    fine = isfinite(seconds) and isfinite(waited) and seconds > 0 and 0 <= waited <= seconds
+    return (seconds, waited) if fine else None
+
+
+def median_of(values: Sequence[float]) -> WindowMedian:
+    """The median, and the order statistics between which it lies with 90 % confidence.
+
+    >>> median_of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+    WindowMedian(low=2.0, middle=4.5, high=7.0)
+    """
+    count, found = len(values), sorted(values)
+    if count < LEAST:
+        return WindowMedian()
+    outside, tail = 0, 2.0**-count  # of a sign test: fewer than so many values lie on one side
+    while outside + 1 < (count + 1) // 2 and 2 * (tail + comb(count, outside + 1) * 2.0**-count) <= 1 - SURE:
+        outside += 1
+        tail += comb(count, outside) * 2.0**-count
+    return WindowMedian(found[outside], median(found), found[-1 - outside])
+
+
+def _slow_rank(computing: Sequence[float]) -> str:
+    if len(computing) < 2 or not all(map(isfinite, computing)):
+        return ""
+    slowest = max(range(len(computing)), key=computing.__getitem__)
+    others = median(seconds for rank, seconds in enumerate(computing) if rank != slowest)
+    if computing[slowest] <= SLOW * others:
+        return ""
+    return f"rank {slowest} computes {_ms(computing[slowest])} a step, the others {_ms(others)}"
+
+
+# -- prediction ---------------------------------------------------------------------------------------------------------
+
+
+def predicted(
+    seen: Timing,
+    sizes: Sequence[int],
+    costs: Sequence[CandidateCost],
+    now: CandidateCost | None = None,
+    late: float = 0.0,
+) -> list[float]:
+    """Seconds a step, of dense and then of each candidate, from what was seen under `now` (None: under dense).
+
+    A block's average takes the candidate's processor time, a latency for each of its requests, and dense's transfer times the
+    candidate's share of bytes. Averages follow one another on the comm thread, each when its block is ready; the step goes on
+    when the last is done. What the step takes besides was measured. `late` seconds of a slow rank's computing are left out.
+    """
+    if len(seen.ready) != len(sizes) or not sizes or not seen.steps.known:
+        return [NAN] * (1 + len(costs))
+    under = now or DENSE
+    shares = [size / max(max(sizes), 1) for size in sizes]
+    bare = zip(seen.sending, shares)
+    transfers = [
+        max(s - share * under.work - under.requests * seen.latency, 0.0) / max(under.bytes, 1e-9) for s, share in bare
+    ]
+    ready, computing = [max(moment - late, 0.0) for moment in seen.ready], max(seen.computing - late, 0.0)
+
+    def end(cost: CandidateCost) -> float:
+        """When the last average is done, counted from the step's begin."""
+        clock = 0.0
+        for moment, transfer, share in zip(ready, transfers, shares):
+            clock = max(clock, moment) + share * cost.work + cost.requests * seen.latency + cost.bytes * transfer
+        return max(clock, computing)
+
+    besides = seen.steps.middle - late - end(under)
+    found = [end(cost) + besides for cost in (DENSE, *costs)]
+    return [seconds if isfinite(seconds) and seconds > 0 else NAN for seconds in found]
+
+
+DENSE = CandidateCost(0.0, 1.0, 1.0)
+
+
+def order(seconds: Sequence[float], gain: float, barred: Sequence[bool]) -> list[int]:
+    """The candidates whose predicted step is below dense's, which comes first, by `gain`: the best first, numbered from 0."""
+    dense, rest = seconds[0], seconds[1:]
+    good = [i for i, s in enumerate(rest) if s <= (1 - gain) * dense and not barred[i]]  # false for NaN
+    return sorted(good, key=lambda i: rest[i])
+
+
+def holds(candidate: WindowMedian, dense: WindowMedian, gain: float) -> bool:
+    """True if a candidate is faster than dense by `gain`, and the intervals of the medians part."""
+    return candidate.middle <= (1 - gain) * dense.middle and candidate.high < dense.low
+
+
+def differs(measured: float, expected: float, by: float = 0.25) -> bool:
+    """True if the two are known and differ by over a quarter."""
+    return abs(measured - expected) > by * expected
+
+
+def rises(before: Sequence[float], after: Sequence[float]) -> bool:
+    """True if the mean loss after a change lies above the trend before it by more than its noise.
+
+    The trend is the line through the losses before, at its end: as if it had not fallen any further. A loss that is no number any
+    more is infinite.
+    """
+    past, later = [x for x in before if isfinite(x)], [x for x in after if isfinite(x)]
+    if len(past) < 2 * LEAST or (not later and inf not in after):
+        return False
+    line = linear_regression(range(len(past)), past)
+    noise = stdev(y - line.slope * x - line.intercept for x, y in enumerate(past))
+    level = line.slope * (len(past) - 1) + line.intercept
+    return inf in after or sum(later) / len(later) > level + NOISY * noise
+
+
+def mean_losses(times: Sequence[RankTimes]) -> list[float]:
+    """Each step's mean loss over the ranks that told one."""
+    told = [[x for x in row if not isnan(x)] for row in zip(*(rank.losses for rank in times))]
+    return [sum(row) / len(row) if row else NAN for row in told]
+
+
+# -- words ----------------------------------------------------------------------------------------------------------------
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+def say_choice(name: str, step: int, steps: WindowMedian, dense: WindowMedian, guess: float) -> str:
+    return (
+        f"auto: {name} from step {step}: {_ms(steps.middle)} a step, {_ms(dense.middle)} dense (predicted {_ms(guess)})"
+    )
+
+
+def say_dense(seen: Timing) -> str:
+    return f"auto: dense is best here: it waits {_ms(seen.waiting)} of {_ms(seen.steps.middle)}"
+
+
+def say_measured(name: str, steps: WindowMedian) -> str:
+    return f"{name} {_ms(steps.middle)}"

@@ -1,0 +1,194 @@
+"""Times a worker's steps for a controller that decides by times, and lets all ranks exchange what they measured.
+
+It measures with requests for the clock, so that a simulation's times are virtual and exact.
+"""
+
+import platform
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from math import inf, isfinite
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from gossamer.core.bucket import Bucket, PendingState
+from gossamer.core.canned_answers import answer_with_wires
+from gossamer.core.contracts import CandidateCost, Context, RankTimes, ReduceResult, TimesDue
+from gossamer.core.contracts.times import NAN
+from gossamer.core.groups import place
+from gossamer.core.programs import drive
+from gossamer.core.stream_events import read_numbers
+from gossamer.core.verbs import AllGather, Compute, Handle, Program, Verb, all_reduce, join, now, start
+from gossamer.costs.crossing import traffic
+from gossamer.kernels.finite import peak
+from gossamer.runtime.in_flight import Carried
+
+if TYPE_CHECKING:
+    from gossamer.runtime.worker import Worker
+
+KEPT = 64  # steps whose times are kept
+LABEL = "times"
+
+
+class StepWait(NamedTuple):
+    """Of one step: its seconds, from the end of the last wait to the end of its own, and those of its wait."""
+
+    seconds: float
+    waited: float
+
+
+class StepTimes:
+    """One rank's times since the ranks last exchanged them. Without a controller that hears times it asks for nothing."""
+
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+        self._began = NAN  # when the last step's wait ended
+        self._wait_began = NAN
+        self._rows = deque[StepWait](maxlen=KEPT)
+        self._losses = deque[Tensor | float | None](maxlen=KEPT)
+        self._ready, self._sending = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+        self._costs = dict[int, CandidateCost]()
+        self._latency = NAN
+        self._copy: Tensor | None = None  # of the largest block's gradient, for candidates to be run on
+        self._running: Handle[None] | None = None
+
+    @property
+    def due(self) -> TimesDue:
+        worker = self._worker
+        controller = worker.recipe.controller
+        if not controller.hears_times or worker.size == 1:
+            return TimesDue()
+        return controller.due(worker.step, worker.recipe, worker.controller.state)
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def around(self, index: int, program: Program[Carried], flat: Tensor) -> Program[Program[Carried]]:
+        """The program that averages a block, which is about to start; timed, where that is due."""
+        due = self.due
+        if due.runs and index == self._largest():
+            self._copy = flat.clone()
+        if not due.times_blocks:
+            return program
+        self._ready[index].append((yield from now()) - self._began)
+        return self._timed(index, program)
+
+    def _timed(self, index: int, program: Program[Carried]) -> Program[Carried]:
+        began = yield from now()
+        mean, largest = yield from program
+        read_numbers(largest)  # a device has computed the mean then
+        self._sending[index].append((yield from now()) - began)
+        return mean, largest
+
+    def wait_begins(self) -> Program[None]:
+        """Note the time at which the loop begins to wait; candidates run behind the averages that it waits for."""
+        if not self._worker.recipe.controller.hears_times:
+            return
+        running, self._running = self._running, None
+        if running is not None:
+            yield from join(running)
+        if self._copy is not None:
+            copy, self._copy = self._copy, None
+            self._running = yield from start(self._run(self.due, copy), LABEL, self._worker.step)
+        self._wait_began = yield from now()
+
+    def wait_ends(self) -> Program[Sequence[RankTimes]]:
+        """Note the step's times; returns those of all ranks, at the steps at which they exchange them."""
+        if not self._worker.recipe.controller.hears_times:
+            return ()
+        ended = yield from now()
+        self._rows.append(StepWait(ended - self._began, ended - self._wait_began))
+        due = self.due
+        times = (yield from self._exchange(due)) if due.rows else ()
+        self._began = yield from now()
+        return times
+
+    def step_ends(self, loss: Tensor | float | None) -> None:
+        if self._worker.recipe.controller.hears_times:
+            self._losses.append(loss)
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    def _largest(self) -> int:
+        return max(range(len(self._worker.buckets)), key=lambda i: self._worker.buckets[i].layout.numel)
+
+    def _run(self, due: TimesDue, copy: Tensor) -> Program[None]:
+        """Run candidates on a copy of a gradient as if all ranks sent the same, twice each: the first time loads what it needs."""
+        index, device = self._largest(), self._worker.device
+        context = self._worker.context(index)
+        began = yield from now()
+        yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))
+        self._latency = (yield from now()) - began
+        dense, _ = self._driven(self._worker.recipe, index, copy, context)
+        for number in due.runs:
+            for _ in range(2):
+                began = yield from now()
+                bytes_, requests = yield Compute(
+                    lambda n=number: self._driven(due.candidates[n], index, copy, context), LABEL
+                )
+                self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
+
+    def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
+        """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests."""
+        worker, layout, states = self._worker, self._worker.buckets[index].layout, PendingState({})
+        verbs, per_node = list[Verb](), worker.origin.ranks_per_node
+
+        def answer(verb: Verb) -> Any:
+            verbs.append(verb)
+            return answer_with_wires(verb, place(verb, worker.rank, worker.size)[1])
+
+        def send(block: Bucket, context: Context) -> Program[ReduceResult]:
+            return recipe.exchange.average(block, states, context)
+
+        mean = drive(recipe.memory.around(Bucket(copy, layout), PendingState({}), send, context), answer)
+        read_numbers(peak(mean))
+        moved = [traffic(verb, worker.rank, worker.size, per_node) for verb in verbs]
+        return sum(each.sent - each.inside for each in moved), float(len(verbs))
+
+    # -- exchange ----------------------------------------------------------------------------------------------------
+
+    def _exchange(self, due: TimesDue) -> Program[list[RankTimes]]:
+        worker = self._worker
+        own = torch.tensor(self._own(due).numbers(), dtype=torch.float64, device=worker.device)
+        handle = yield from start(_gathered(own), LABEL, worker.step)
+        wires = yield from join(handle)
+        ranks = [wire.clone().view(torch.float64).tolist() for wire in wires]
+        told = worker.replica.told(ranks, LABEL, worker.step)
+        self._ready.clear()
+        self._sending.clear()
+        return [RankTimes.of(rank, due.rows, len(due.candidates)) for shard in told for rank in shard]
+
+    def _own(self, due: TimesDue) -> RankTimes:
+        rows = [StepWait(NAN, NAN)] * (due.rows - len(self._rows)) + [*self._rows][-due.rows :]
+        device = self._worker.device
+        told = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self._losses if x is not None]
+        read = iter(read_numbers(*told))
+        losses = [NAN if x is None else _finite_or_inf(next(read)) for x in self._losses]
+        blocks, errors = range(len(self._worker.buckets)), self._worker.measurement.errors
+        return RankTimes(
+            [row.seconds for row in rows],
+            [row.waited for row in rows],
+            ([NAN] * due.rows + losses)[-due.rows :],
+            [_median(self._ready[i]) for i in blocks],
+            [_median(self._sending[i]) for i in blocks],
+            [self._costs.get(i, CandidateCost()) for i in range(len(due.candidates))],
+            self._latency,
+            sum(errors.values()) / len(errors) if errors else NAN,
+            float(crc32(platform.node().encode())),
+        )
+
+
+def _gathered(own: Tensor) -> Program[list[Tensor]]:
+    return (yield AllGather(own.view(torch.uint8), agreed=True))
+
+
+def _finite_or_inf(loss: float) -> float:
+    """A loss that was told and is no number is infinite, so that it is not taken for one that nobody told."""
+    return loss if isfinite(loss) else inf
+
+
+def _median(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return median(known) if known else NAN

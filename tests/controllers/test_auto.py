@@ -1,0 +1,388 @@
+"""auto in the simulator, where time is virtual and exact."""
+
+import json
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gossamer.checkpoints import state as checkpoints
+from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.programs import through
+from gossamer.core.verbs import Now, Program, Start, Verb
+from gossamer.fabrics.links import Network
+from gossamer.recipe import Recipe
+from gossamer.simulate import Replica, Trained, replicas, train
+
+SLOW, FAST = Network(1e-4, 2e4), Network(1e-4, 1e8)  # four bytes of 1,056 numbers: dense takes .3 s, and nothing
+COMPUTING = 0.1
+CHOSEN = 60  # steps after which it has chosen
+
+
+class Square(nn.Module):
+    """Two blocks: a matrix and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(0)
+        self.matrix = nn.Parameter(torch.randn(32, 32, generator=rng, dtype=torch.float32))
+        self.vector = nn.Parameter(torch.randn(32, generator=rng, dtype=torch.float32))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def pulled(model: nn.Module, rank: int, step: int) -> float:
+    """Towards zero, with noise that follows from rank and step."""
+    rng, loss = torch.Generator().manual_seed(1000 * rank + step), 0.0
+    for p in model.parameters():
+        p.grad = p.detach() + 0.1 * torch.randn(p.shape, generator=rng)
+        loss += 0.5 * float(p.detach().square().mean())
+    return loss + 0.02 * float(torch.randn((), generator=rng))
+
+
+def alike(rank: int, step: int) -> float:
+    return COMPUTING
+
+
+def make(recipe: str = "auto", size: int = 4) -> list[Replica]:
+    return replicas(recipe, Square, sgd, size)
+
+
+def words(run: Trained, rank: int = 0) -> list[str]:
+    return [d.decision for d in run.ledger.decisions if d.rank == rank and d.decision.startswith("auto")]
+
+
+def equal(ranks: list[Replica]) -> bool:
+    return all(torch.equal(r.flat(), ranks[0].flat()) for r in ranks)
+
+
+def exchange(ranks: list[Replica]) -> str:
+    (found,) = {repr(r.worker.recipe.exchange) for r in ranks}
+    return found
+
+
+def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
+    ranks = make()
+    run = train(ranks, pulled, CHOSEN, SLOW, alike)
+    assert exchange(ranks) == "scatter(qsgd())"
+    assert equal(ranks)
+    *_, word = words(run)
+    assert word.startswith("auto: qsgd from step 52: ")
+    assert "dense (predicted " in word
+    assert "; int8 " in word
+    assert word.endswith("; as 'allreduce + switch_exchange(51, scatter(qsgd()))'. Allowed: bf16, int8, qsgd")
+    assert all(words(run, rank) == words(run) for rank in range(4))
+
+
+def test_the_prediction_is_what_the_simulator_does_where_processors_cost_nothing() -> None:
+    run = train(make(), pulled, CHOSEN, SLOW, alike)
+    said = words(run)[-1].replace("(", "").split()
+    measured, guess = float(said[5]), float(said[said.index("predicted") + 1])
+    assert guess == pytest.approx(measured, rel=0.05)
+
+
+def test_where_dense_is_best_no_trial_is_paid_for() -> None:
+    ranks, dense = make(), make("allreduce")
+    run = train(ranks, pulled, 120, FAST, alike)
+    train(dense, pulled, 120, FAST, alike)
+    assert [w for w in words(run) if "tries" in w] == []
+    assert words(run)[-1].startswith("auto: dense is best here: it waits ")
+    assert "Allowed: bf16, int8, qsgd" in words(run)[-1]
+    assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, dense))
+
+
+def test_measuring_and_trials_take_sixty_steps_at_most() -> None:
+    """Where a trial disagrees with the prediction it is made once more: ranks compute half as long during trials."""
+    run = train(make(), pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING if step < 16 else COMPUTING / 2)
+    assert "auto tries qsgd from step 52" in words(run)
+    assert words(run)[-1].startswith("auto: qsgd from step 61: ")
+
+
+def test_a_gain_that_the_trial_does_not_show_is_refused() -> None:
+    ranks = make()
+    train(ranks, pulled, 15, SLOW, alike)  # the prediction says qsgd, and then there is nothing to gain
+    run = train(ranks, pulled, 60, FAST, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+    assert any(w.startswith("auto: dense is best here") and "(predicted " in w for w in words(run))
+
+
+def test_it_chooses_again_when_the_network_changes_and_never_too_soon() -> None:
+    ranks = make()
+    train(ranks, pulled, 300, FAST, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+    first = train(ranks, pulled, 250, SLOW, alike)
+    assert exchange(ranks) == "scatter(qsgd())"
+    assert equal(ranks)
+    assert "auto measures again: other times" in words(first)
+    train(ranks, pulled, 100, SLOW, alike)
+    train(ranks, pulled, 250, FAST, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+
+
+def test_a_network_that_flickers_is_not_followed() -> None:
+    ranks, seen = make(), list[str]()
+    for turn in range(20):
+        run = train(ranks, pulled, 50, SLOW if turn % 2 else FAST, alike)
+        seen += [w for w in words(run) if "measures again" in w]
+    assert len(seen) <= 2
+
+
+def test_a_slow_rank_is_named_and_changes_nothing() -> None:
+    ranks = make()
+    before = train(ranks, pulled, 100, SLOW, alike)
+    run = train(ranks, pulled, 300, SLOW, lambda rank, step: COMPUTING + 2.0 * (rank == 2))
+    assert "auto: qsgd" in words(before)[-1]
+    said = words(run)
+    assert len(said) == 1
+    assert "nothing changes because rank 2 computes " in said[0]
+    assert exchange(ranks) == "scatter(qsgd())"
+
+
+LIES: dict[str, Callable[[float, int], float]] = {
+    "zero": lambda clock, call: 0.0,
+    "negative": lambda clock, call: -clock,
+    "a million": lambda clock, call: 1e6 * call,
+    "nan": lambda clock, call: float("nan"),
+    "infinite": lambda clock, call: float("inf"),
+}
+
+
+def lying(program: Program[Any], lie: Callable[[float, int], float]) -> Program[Any]:
+    """A rank's program, and all that it starts, with a clock that lies."""
+    calls = 0
+
+    def ask(verb: Verb) -> Generator[Any, Any, Any]:
+        nonlocal calls
+        if isinstance(verb, Start):
+            return (yield Start(lying(verb.program, lie), verb.label, verb.step, verb.lane))
+        answer = yield verb
+        calls += isinstance(verb, Now)
+        return lie(answer, calls) if isinstance(verb, Now) else answer
+
+    return through(program, ask)
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
+def test_all_ranks_are_alike_under_a_clock_that_lies_on_one(lie: Callable[[float, int], float]) -> None:
+    ranks = make()
+    run = train(ranks, pulled, 120, SLOW, alike, lambda rank, program: lying(program, lie) if rank == 1 else program)
+    assert exchange(ranks) == "allreduce(fp32())"
+    assert equal(ranks)
+    assert all(words(run, rank) == words(run) for rank in range(4))
+
+
+# -- guards ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_spoils_averages_is_given_up_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.codecs import QSGD
+
+    ranks = make()
+    train(ranks, pulled, CHOSEN, SLOW, alike)
+    whole = QSGD.encode
+    monkeypatch.setattr(
+        QSGD, "encode", lambda self, block, *rest: whole(self, block.like(block.flat * float("nan")), *rest)
+    )  # pyright: ignore
+    with pytest.warns(
+        RuntimeWarning, match="for good, after qsgd: averages were not finite more often than under dense"
+    ):
+        train(ranks, pulled, 4, SLOW, alike)
+    monkeypatch.undo()
+    run = train(ranks, pulled, 400, SLOW, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+    assert equal(ranks)
+    assert words(run) == []
+
+
+def test_a_larger_error_than_the_tables_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.controllers import auto
+
+    monkeypatch.setitem(auto.ERRORS, "qsgd", 1e-4)
+    ranks = make()
+    with pytest.warns(
+        RuntimeWarning, match=r"its compression error is 0\.\d+, and over twice the 0\.0001 of the table"
+    ):
+        train(ranks, pulled, 90, SLOW, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+
+
+def test_a_loss_that_rises_after_a_change_is_an_accident() -> None:
+    def rising(model: nn.Module, rank: int, step: int) -> float:
+        return pulled(model, rank, step) + (1.0 if step > 51 else 0.0)
+
+    ranks = make()
+    with pytest.warns(RuntimeWarning, match="the loss of 50 steps lies above its trend by more than its noise"):
+        train(ranks, rising, 160, SLOW, alike)
+    assert exchange(ranks) == "allreduce(fp32())"
+
+
+# -- checkpoints and replays ----------------------------------------------------------------------------------------------
+
+
+def saved(ranks: list[Replica]) -> list[dict[str, Any]]:
+    return [checkpoints.save(r.worker) for r in ranks]
+
+
+def resumed(before: list[Replica], size: int = 4) -> list[Replica]:
+    """New ranks with all that a checkpoint of the old ones holds."""
+    after, states = make(repr(before[0].worker.origin), size), saved(before)
+    for i, rank in enumerate(after):
+        rank.model.load_state_dict(before[min(i, len(before) - 1)].model.state_dict())
+        checkpoints.load(rank.worker, states if size != len(before) else states[i])
+    return after
+
+
+def test_a_run_that_resumes_keeps_its_choice() -> None:
+    ranks = make()
+    train(ranks, pulled, 100, SLOW, alike)
+    again = resumed(ranks)
+    run = train(again, pulled, 200, SLOW, alike)
+    assert exchange(again) == "scatter(qsgd())"
+    assert equal(again)
+    assert words(run) == []
+
+
+def test_in_a_world_of_another_size_it_measures_anew() -> None:
+    ranks = make()
+    train(ranks, pulled, 100, SLOW, alike)
+    again = resumed(ranks, size=3)
+    assert exchange(again) == "scatter(qsgd())"
+    run = train(again, pulled, 150, SLOW, alike)
+    assert "auto measures again: another world or machine" in words(run)
+    assert exchange(again) == "scatter(qsgd())"
+    assert equal(again)
+
+
+@pytest.mark.parametrize("at", [10, 15, 16, 20, 24, 25, 30, 51])
+def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(at: int) -> None:
+    ranks = make()
+    train(ranks, pulled, at, SLOW, alike)
+    again = resumed(ranks)
+    train(again, pulled, 100 - at, SLOW, alike)
+    assert exchange(again) == "scatter(qsgd())"
+    assert equal(again)
+
+
+def written(tmp_path: Path, steps: int = 120) -> tuple[str, list[Replica]]:
+    ranks = make()
+    run = train(ranks, pulled, steps, SLOW, alike)
+    run.ledger.write(tmp_path / "ledger.jsonl")
+    return str(tmp_path / "ledger.jsonl"), ranks
+
+
+def test_a_replay_is_bit_equal_on_another_network_and_from_any_step_of_a_change(tmp_path: Path) -> None:
+    path, ranks = written(tmp_path)
+    again = make(f"auto(replay={path!r})")
+    train(again, pulled, 120, FAST, alike)
+    assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, again))
+    for at in (14, 15, 16, 24, 51, 52):
+        cut = make(f"auto(replay={path!r})")
+        train(cut, pulled, at, FAST, alike)
+        on = resumed(cut)
+        train(on, pulled, 120 - at, FAST, alike)
+        assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, on)), at
+
+
+def test_a_replay_of_another_model_world_or_version_is_refused(tmp_path: Path) -> None:
+    path, _ = written(tmp_path, 60)
+    text = f"auto(replay={path!r})"
+    with pytest.raises(AttachError, match="is of a run of 4 ranks, and here are 3"):
+        make(text, 3)
+    with pytest.raises(AttachError, match="is of a run of another model"):
+        replicas(text, partial(nn.Linear, 2, 2), sgd, 4)
+    with pytest.raises(RecipeError, match="put qsgd in force, which `allow` does not name"):
+        make(f"auto(allow=('bf16', 'int8'), replay={path!r})")
+    Path(path).write_text(Path(path).read_text().replace("gossamer 0", "gossamer 9"))
+    with pytest.raises(RecipeError, match=r"was written by gossamer 9\S+, and this is "):
+        make(text)
+    Path(path).write_text(json.dumps({"step": 1, "rank": 0, "decision": "something else"}))
+    with pytest.raises(RecipeError, match="holds no run under auto"):
+        make(text)
+    with pytest.raises(RecipeError, match="cannot be read"):
+        make(f"auto(replay={path + '.gone'!r})")
+
+
+# -- what it is given -----------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "auto(allow=())": "allow is empty",
+    "auto(allow=('qsdg',))": "auto: allow names 'qsdg': ",
+    "auto(allow=('accordion_qsgd(5)',))": "a controller of their own",
+    "auto(allow=('local_sgd(8)',))": "average gradients at every step",
+    "auto(allow=('osgp',))": "average gradients at every step",
+    "auto(allow=('topk',)) + local_sgd(4)": "plain dense averages at every step",
+    "auto(gain=-0.1)": r"gain must lie in \[0, 1\)",
+    "auto(gain=1.0)": r"gain must lie in \[0, 1\)",
+    "auto(steps=0)": "steps must be at least 1",
+    "topk + auto()": "plain dense averages at every step",
+    "auto(allow=('terngrad(last=\"qsgd\")',))": "without rules",
+    "auto(allow=('dgc',))": "without rules",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_bad_input_is_refused_when_the_recipe_is_made(text: str) -> None:
+    with pytest.raises(RecipeError, match=REFUSED[text]):
+        Recipe.of(text)
+
+
+def test_a_run_shorter_than_its_measuring_stays_dense_and_says_so() -> None:
+    ranks = make("auto(steps=60)")
+    run = train(ranks, pulled, 60, SLOW, alike)
+    assert words(run)[-1] == "auto: dense is kept: 60 steps are no more than the 60 that measuring and trials may take"
+    assert exchange(ranks) == "allreduce(fp32())"
+    assert not any(e.label == "times" for e in run.ledger)
+
+
+def test_trials_that_cost_too_much_of_a_run_of_known_length_end() -> None:
+    """Predicted to be fast, the first turns out four times slower than dense: the second is not tried."""
+    ranks = make("auto(steps=100)")
+    run = train(ranks, pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING + 4.0 * (16 <= step < 25))
+    assert [w for w in words(run) if "tries" in w] == ["auto tries qsgd from step 16", "auto tries dense from step 25"]
+    assert exchange(ranks) == "allreduce(fp32())"
+
+
+def test_one_rank_alone_trains_plainly() -> None:
+    ranks, plain = make(size=1), make("allreduce", 1)
+    assert words(train(ranks, pulled, 60, SLOW, alike)) == []
+    train(plain, pulled, 60, SLOW, alike)
+    assert torch.equal(ranks[0].flat(), plain[0].flat())
+
+
+def test_nodes_of_several_ranks_choose_among_recipes_in_two_levels() -> None:
+    ranks = make("auto + per_node(2)")
+    train(ranks, pulled, CHOSEN, Network(1e-4, 2e4, per_node=2, inside=1e9), alike)
+    assert exchange(ranks) == "nodes(scatter(qsgd()), 2)"
+    assert equal(ranks)
+
+
+def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
+    ranks = make()
+    train(ranks, pulled, CHOSEN, SLOW, alike)
+    times = ranks[0].worker.controller.times
+    held = [value for value in vars(times).values() if isinstance(value, Tensor)]
+    assert not held
+    assert max(t.numel() for t in ranks[0].worker.controller.state.values()) <= CHOSEN
+
+
+def test_what_a_memory_owes_is_paid_when_the_user_names_one() -> None:
+    """Sum of what was given == sum of what was applied + what is owed, through trials and back."""
+    ranks = make("auto(allow=('topk', 'qsgd'))")
+    given, start = torch.zeros(1056, dtype=torch.float64), ranks[0].flat().double()
+
+    def counted(model: nn.Module, rank: int, step: int) -> float:
+        loss = pulled(model, rank, step)
+        given.add_(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double() / 4)
+        return loss
+
+    run = train(ranks, counted, 32, SLOW, alike)  # the trial of topk, and dense again
+    assert any("tries topk" in w for w in words(run))
+    applied = (start - ranks[0].flat().double()) / 0.05
+    assert exchange(ranks) == "allreduce(fp32())"
+    assert torch.allclose(given, applied, atol=2e-3)

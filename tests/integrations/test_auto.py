@@ -1,0 +1,165 @@
+"""auto on real processes: decisions are alike on all ranks whatever a clock says, and a replay is bit-equal."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from tests.gang import Gang
+from tests.integrations.loops import attached
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gossamer
+from gossamer.core.verbs import Program, now
+from gossamer.runtime import step_times
+
+pytestmark = pytest.mark.gang
+STEPS = 70
+
+
+class Outcome(NamedTuple):
+    """What a rank found: its model, the exchange in force, and what auto said."""
+
+    model: Tensor
+    exchange: str
+    said: list[str]
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * rank + step))
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def found(model: nn.Module, comm: Any) -> Outcome:
+    said = [d.decision for d in comm.ledger.decisions if d.decision.startswith("auto")]
+    return Outcome(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), repr(comm.recipe.exchange), said)
+
+
+def trained(rank: int, size: int, recipe: str, steps: int, lie: str, path: str) -> Outcome:
+    clock = now
+    lies: dict[str, Callable[[float], float]] = {
+        "zero": lambda t: 0.0,
+        "negative": lambda t: -t,
+        "a million": lambda t: 1e6 * t,
+        "nan": lambda t: float("nan"),
+    }
+
+    def told() -> Program[float]:
+        return lies[lie]((yield from clock()))
+
+    if lie and rank == 1:
+        step_times.now = told  # type: ignore[assignment]
+    try:
+        model = small()
+        with attached(recipe, model, sgd) as (inner, optimizer, comm):
+            for step in range(1, steps + 1):
+                learn(inner, optimizer, rank, step)
+            if path and rank == 0:
+                comm.ledger.write(Path(path))
+            return found(inner, comm)
+    finally:
+        step_times.now = clock
+
+
+@pytest.mark.parametrize("lie", ["", "zero", "negative", "a million", "nan"])
+def test_all_ranks_decide_alike_whatever_one_clock_says(gang2: Gang, lie: str) -> None:
+    first, second = gang2.run(trained, "auto(gain=0.0)", STEPS, lie, "")
+    assert torch.equal(first.model, second.model)
+    assert (first.exchange, first.said) == (second.exchange, second.said)
+    assert first.said[0].startswith("auto begins: model ")
+    assert any(word.startswith("auto: ") for word in first.said)
+    assert not lie or lie == "a million" or first.exchange == "allreduce(fp32())"
+
+
+LEDGER = """
+{"step": 2, "rank": 0, "decision": "HEAD"}
+{"step": 4, "rank": 0, "decision": "auto tries qsgd from step 4"}
+{"step": 7, "rank": 0, "decision": "auto tries dense from step 7"}
+{"step": 9, "rank": 0, "decision": "auto: bf16 from step 9: 1 ms a step, 2 ms dense (predicted 1 ms)"}
+"""
+
+
+def test_a_replay_is_bit_equal_to_the_run_that_wrote_it(gang2: Gang, tmp_path: Path) -> None:
+    """The first run is itself a replay of decisions that are made up, so that there are some on every machine."""
+    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
+    made_up = tmp_path / "made_up.jsonl"
+    made_up.write_text(LEDGER.strip().replace("HEAD", head))
+    one, other = gang2.run(trained, f"auto(replay={str(made_up)!r})", 12, "", "")
+    assert torch.equal(one.model, other.model)
+    assert one.exchange == "scatter(bf16())"
+
+
+def test_what_a_run_wrote_is_replayed_to_the_bit(gang2: Gang, tmp_path: Path) -> None:
+    path = str(tmp_path / "ledger.jsonl")
+    one, _ = gang2.run(trained, "auto(gain=0.0)", STEPS, "", path)
+    again, _ = gang2.run(trained, f"auto(gain=0.0, replay={path!r})", STEPS, "", "")
+    assert torch.equal(one.model, again.model)
+    assert one.exchange == again.exchange
+
+
+def wrapped(rank: int, size: int, register: bool) -> Outcome:
+    """Around DDP, by attach and as a communication hook."""
+    model = DistributedDataParallel(small())
+    optimizer = sgd(model)
+    if register:
+        hook = gossamer.ddp.register(model, "auto")
+        for step in range(1, 25):
+            learn(model, optimizer, rank, step)
+        out = found(model, hook)
+        hook.close()
+        return out
+    with gossamer.attach(model, optimizer, "auto") as comm:
+        for step in range(1, 25):
+            learn(model, optimizer, rank, step)
+        return found(model, comm)
+
+
+@pytest.mark.parametrize("register", [False, True])
+def test_it_chooses_around_ddp_and_as_its_hook(gang2: Gang, register: bool) -> None:
+    first, second = gang2.run(wrapped, register)
+    assert torch.equal(first.model, second.model)
+    assert first.said == second.said
+    assert len(first.said) >= 2
+
+
+def refused(rank: int, size: int, recipe: str) -> str:
+    try:
+        with attached(recipe, small(), sgd):
+            return ""
+    except gossamer.GossamerError as error:
+        return str(error)
+
+
+def test_what_a_candidate_refuses_is_refused_before_the_first_step_on_all_ranks(gang2: Gang) -> None:
+    for recipe, why in {"auto(allow=('nosuch',))": "allow names 'nosuch'", "auto(allow=())": "allow is empty"}.items():
+        assert all(why in said for said in gang2.run(refused, recipe))
+
+
+def asleep(rank: int, size: int) -> Outcome:
+    model = small()
+    with attached("auto", model, sgd) as (inner, optimizer, comm):
+        for step in range(1, 20):
+            if rank == 1:
+                time.sleep(0.02)
+            learn(inner, optimizer, rank, step)
+        return found(inner, comm)
+
+
+def test_a_rank_that_sleeps_is_named(gang2: Gang) -> None:
+    first, second = gang2.run(asleep)
+    assert first.said == second.said
+    assert "; rank 1 computes " in first.said[-1]
