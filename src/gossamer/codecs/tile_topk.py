@@ -41,8 +41,8 @@ class TileTopK(Codec):
     m - 3 s, m - 1.5 s, m and m + 1.5 s, and is decoded as the mean of its bin. So |x - C(x)|^2 < |x|^2, and the residual keeps
     the rounding error. Vectors have tiles of as many elements; a smaller tensor is one tile. `bits=32` sends values unrounded.
 
-    Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 199 times shorter
-    (a Transformer of 5.8 million parameters), and with `places="rice"` 207 times.
+    Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 198 times shorter
+    (a Transformer of 5.8 million parameters), and with `places="rice"` 206 times.
 
     Not for: gradients at every step, whose values four bins represent badly: use topk(). `places="rice"` is for slow links and CPUs:
     on a GPU the host does not know the length of a message in advance.

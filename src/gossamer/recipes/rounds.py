@@ -181,8 +181,8 @@ def sparse_loco(
     no outer momentum: the residual acts as one. The mean is over all ranks; the authors' code divides each element by the
     number of ranks that sent it, and clips ranks' values to their median norm.
 
-    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 199 times shorter than the model
-    (of 5.8 million parameters), and with `places="rice"`, on CPUs, 207 times.
+    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 198 times shorter than the model
+    (of 5.8 million parameters), and with `places="rice"`, on CPUs, 206 times.
 
     Not for: many ranks: bytes grow with their number. Nor runs of a few rounds: most of the updates wait in the residual.
 
