@@ -299,6 +299,6 @@ def sparta(share: float = 0.005) -> Recipe:
     Not for: links on which latency counts, since it sends at every step; training that needs equal models on all ranks.
     Evaluate under `comm.consensus()`.
 
-    Source: SPARTA (sparse parameter averaging) in exogym, 2025.
+    Paper: none was read; the method is SPARTA (sparse parameter averaging) of exogym, 2025.
     """
     return Recipe(DENSE, schedule=SPARTA(share))
