@@ -269,7 +269,8 @@ def des_loc(every: int = 8, first: int = 3, second: int = 6) -> Recipe:
     Use: local steps of Adam on slow links, if each rank's own moments drift apart: 1.5 models a round, where Local Adam
     (`slowmo(8, beta=0.0, buffers="average")`) sends three.
 
-    Not for: plain SGD, which has no moments, so that it is `local_sgd`.
+    Not for: plain SGD, which has no moments, so that it is `local_sgd`; SGD with momentum gained nothing: on `lm`, four
+    simulated ranks and 60 steps at seed 0, `des_loc(4)` had a held-out loss of 4.967, `local_sgd(4)` 4.969 with a quarter less bytes.
 
     Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
     """
