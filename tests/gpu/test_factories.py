@@ -32,6 +32,8 @@ EXCEPTIONS = {
     ("controllers/dqsgd.py", "_rate"): NUMBER,
     ("controllers/forecast.py", "see"): NUMBER,
     ("controllers/dqsgd.py", "_averaged"): NUMBER,
+    ("schedules/guard.py", "weights"): NUMBER,
+    ("schedules/guard.py", "_tell"): "a number that copied_to brings to the device",
     ("mixers/push_sum.py", "numerator"): NUMBER,
     ("mixers/symmetric.py", "push"): NUMBER,
     ("mixers/choco.py", "push"): NUMBER,

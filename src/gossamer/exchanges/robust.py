@@ -42,7 +42,8 @@ class Median(RobustMean):
 
     Use: where up to half of the ranks may send anything.
 
-    Not for: ranks whose data differ: what only a minority of ranks wants is never learned.
+    Not for: ranks whose data differ: what only a minority of ranks wants is never learned. Among four honest ranks it gained
+    nothing: after 60 steps of `fashion` training losses were .796 and .894 at seeds 0 and 1, under the mean .733 and .873.
 
     Wire: nothing of its own. The mean of all messages takes N log N operations an element, and N decoded messages of memory.
 

@@ -122,8 +122,9 @@ def noloco(every: int = 50, rate: float = 0.7, momentum: float = 0.9) -> Recipe:
 
     Use: among many ranks across sites, where a round of `diloco` would wait for the slowest of all.
 
-    Not for: few ranks, where an average of all costs little more; runs of a few rounds, as `diloco`. The ranks' models differ:
-    evaluate under `comm.consensus()`.
+    Not for: few ranks, where an average of all costs little more; runs of a few rounds, as `diloco`. On `fashion`, four
+    simulated ranks and 60 steps, `noloco(4, momentum=0.5)` had held-out accuracies of .70 and .59 at seeds 0 and 1, and an average
+    of all every 6 steps, for as many bytes, .74 and .66. The ranks' models differ: evaluate under `comm.consensus()`.
 
     Paper: Kolehmainen, Blagoev, Donaghy, Ersoy, Nies, NoLoCo: No-all-reduce Low Communication Training Method for Large
     Models, 2025.

@@ -274,7 +274,8 @@ def des_loc(every: int = 8, first: int = 3, second: int = 6) -> Recipe:
     Use: local steps of Adam on slow links, if each rank's own moments drift apart: 1.5 models a round, where Local Adam
     (`slowmo(8, beta=0.0, buffers="average")`) sends three.
 
-    Not for: plain SGD, which has no moments, so that it is `local_sgd`.
+    Not for: plain SGD, which has no moments, so that it is `local_sgd`; SGD with momentum gained nothing: on `lm`, four
+    simulated ranks and 60 steps at seed 0, `des_loc(4)` had a held-out loss of 4.967, `local_sgd(4)` 4.969 with a quarter less bytes.
 
     Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
     """
@@ -304,6 +305,6 @@ def sparta(share: float = 0.005) -> Recipe:
     Not for: links on which latency counts, since it sends at every step; training that needs equal models on all ranks.
     Evaluate under `comm.consensus()`.
 
-    Source: SPARTA (sparse parameter averaging) in exogym, 2025.
+    Paper: none was read; the method is SPARTA (sparse parameter averaging) of exogym, 2025.
     """
     return Recipe(DENSE, schedule=SPARTA(share))

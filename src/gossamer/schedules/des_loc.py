@@ -72,7 +72,10 @@ class DESLOC(Schedule):
         super().fits(binding)
         for optimizer in binding.optimizers:
             for group in optimizer.param_groups:
-                others = buffers_after_a_step(optimizer, group) - MOMENTS.keys() - {"max_exp_avg_sq"}
+                try:
+                    others = buffers_after_a_step(optimizer, group) - MOMENTS.keys() - {"max_exp_avg_sq"}
+                except TypeError:  # made from more than parameter groups: its settings tell what it keeps
+                    others = frozenset[str]() if {"betas", "momentum"} & group.keys() else {"what is not known"}
                 if others:
                     raise AttachError(
                         f"{self} with {type(optimizer).__name__}, which keeps {', '.join(sorted(others))}: only exp_avg and exp_avg_sq "

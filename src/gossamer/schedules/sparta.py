@@ -44,7 +44,7 @@ class SPARTA(Schedule):
     >>> SPARTA(0.02).cycle
     50
 
-    Source: SPARTA (sparse parameter averaging) in exogym, 2025.
+    Paper: none was read; the method is SPARTA (sparse parameter averaging) of exogym, 2025.
     """
 
     share: Annotated[float, LogRange(0.005, 0.5)] = 0.005
