@@ -106,8 +106,9 @@ def carried(codec: Part) -> list[Any]:
 
 
 def hosted(exchange: Any) -> Recipe:
-    """A recipe of an exchange, with the memory that it needs."""
-    return Recipe(exchange, ErrorFeedback() if exchange.needs_feedback else NoMemory())
+    """A recipe of an exchange, with the memory that it needs; around votes, which send no sizes, there can be none."""
+    biased = NoMemory(allow_biased=True) if exchange.votes else ErrorFeedback()
+    return Recipe(exchange, biased if exchange.needs_feedback else NoMemory())
 
 
 def showing(part: Part) -> list[Recipe]:
