@@ -16,7 +16,7 @@ from gossamer.core.verbs import Compute, Program
 from gossamer.costs import Cluster
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.links import ClusterLinks
-from gossamer.fabrics.sim import Network, Span, simulate
+from gossamer.fabrics.sim import Network, TimeSpan, simulate
 from gossamer.kernels.finite import all_finite
 from gossamer.planning import bytes_per_step
 from gossamer.planning.events import AverageRequest
@@ -51,7 +51,7 @@ class Replica:
 class Trained:
     replicas: list[Replica]
     ledger: Ledger
-    spans: list[Span] = field(default_factory=list[Span])  # time lines; see `fabrics.sim`
+    spans: list[TimeSpan] = field(default_factory=list[TimeSpan])  # time lines; see `fabrics.sim`
 
     @property
     def seconds(self) -> float:

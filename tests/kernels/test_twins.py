@@ -448,7 +448,7 @@ def test_quantise_each(chunk, more, bits, seed):
 
     def encode():
         norms, wires = rows()
-        kernels.quantise_each(x, bounds, bits, bucket, keys, norms, wires)
+        kernels.quantise_each(x.split([b - a for a, b in pairwise(bounds)]), bits, bucket, keys, norms, wires)
         return [norms, wires]
 
     norms, wires = both(encode)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import log2
 from typing import Annotated, Literal, final
 
@@ -166,7 +166,7 @@ class QSGD(Levelled):
         sizes = [chunk.numel for chunk in chunks]
         codes = flat.new_empty(len(chunks), kernels.quantise_bytes(max(sizes), self.bits), dtype=torch.uint8)
         norms = flat.new_empty(len(chunks), heads // 4)
-        kernels.quantise_each(flat, (0, *accumulate(sizes)), self.bits, self.bucket, keys, norms, codes)
+        kernels.quantise_each(flat.split(sizes), self.bits, self.bucket, keys, norms, codes)
         wires = torch.cat([norms.view(torch.uint8), codes], 1).unbind()
         return [w if n == max(sizes) else w[: self._fixed_bytes(c.layout)] for w, n, c in zip(wires, sizes, chunks)]
 

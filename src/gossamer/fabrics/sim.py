@@ -76,7 +76,7 @@ class _Task:
     waits: str = ""
 
 
-class Span(NamedTuple):
+class TimeSpan(NamedTuple):
     """What a rank did between two moments of the virtual clock."""
 
     rank: int
@@ -95,7 +95,7 @@ class SimResult:
     results: list[Any]
     clocks: list[float]
     ledger: Ledger
-    spans: list[Span] = field(default_factory=list[Span])
+    spans: list[TimeSpan] = field(default_factory=list[TimeSpan])
 
 
 def simulate(
@@ -128,7 +128,7 @@ class _Simulation:
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
         self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, _Task]]] = defaultdict(list)
         self.decided = dict[_Counter, tuple[int, float]]()  # number of tickets and time, for quorums with a fallback
-        self.spans = list[Span]()
+        self.spans = list[TimeSpan]()
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]]) -> SimResult:
@@ -176,7 +176,7 @@ class _Simulation:
         self, rank: int, kind: Literal["computing", "coding", "sending", "waiting"], begin: float, end: float
     ) -> None:
         if end > begin and (rank < LINES or kind == "computing"):
-            self.spans.append(Span(rank, kind, begin, end))
+            self.spans.append(TimeSpan(rank, kind, begin, end))
 
     def finish(self, task: _Task, result: Any, error: Exception | None) -> None:
         handle = task.handle

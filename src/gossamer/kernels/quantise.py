@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -13,7 +12,7 @@ from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.layout import require_bounds, require_count, require_length, require_vector
+from gossamer.kernels.layout import require_count, require_length, require_vector
 
 
 def quantise_bytes(n: int, bits: int) -> int:
@@ -67,21 +66,21 @@ def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Te
 
 
 def quantise_each(
-    x: Tensor, bounds: Sequence[int], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, out: Tensor
+    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, out: Tensor
 ) -> None:
-    """`quantise` of chunks that lie one after the other, each with its own key, to rows of `norms` and `out`.
+    """`quantise` of every chunk with its own key, to the rows of `norms` and `out`.
 
     A row of `out` is as long as the longest chunk's wire. All chunks have the same number of buckets.
     """
-    require_vector("x", x)
-    count = require_bounds(tuple(bounds), x.numel())
-    lengths = [b - a for a, b in pairwise(bounds)]
-    _require_rows(count, max(lengths), bits, bucket, norms, out)
-    if len(keys) != count or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
+    for chunk in chunks:
+        require_vector("chunk", chunk)
+    lengths = [chunk.numel() for chunk in chunks]
+    _require_rows(len(chunks), max(lengths), bits, bucket, norms, out)
+    if len(keys) != len(chunks) or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
         raise ValueError(
             "quantise_each: every chunk needs a key, an element at least, and as many buckets as the others"
         )
-    twin("quantise", "encode_each", x.device)(x, bounds, bits, bucket, norms, keys, out)
+    twin("quantise", "encode_each", norms.device)(chunks, bits, bucket, keys, norms, out)
 
 
 def quantise_accumulate_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:

@@ -18,8 +18,9 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.plan import cluster_of, cost_of
 from gossamer.costs import Cluster
-from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
+from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
 from gossamer.planning.work import NoWork, WorkSource
@@ -92,11 +93,21 @@ def simulate_command(
     recipes = recipe or ["allreduce"]
     for each in recipes:
         Recipe.of(each)
-    model = cost_of(workload, step, where, True)
+    model = _cost(task, step, where)
     refuse_beyond_memory(recipes, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
     found = [simulated(each, task, model, where, work, rounds) for each in recipes]
     print(json.dumps([_told(run) for run in found], indent=1)) if as_json else _show(found, task, where)
+
+
+def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
+    """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
+    if step is None:
+        return cost_of(task.name, None, cluster, True)
+    taken = seconds(step)
+    if taken <= 0:
+        raise InputError(f"--step must be more than 0, not {step!r}")
+    return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
 def simulated(

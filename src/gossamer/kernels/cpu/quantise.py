@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,13 +36,25 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
 
 
 def encode_each(
-    x: Tensor, bounds: Sequence[int], bits: int, bucket: int, norms: Tensor, keys: Sequence[Key], wires: Tensor
+    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
 ) -> None:
-    values, said, words = x.detach().numpy(), norms.numpy(), np.array(keys, np.int64).astype(np.uint32)
+    values, said, words = torch.cat([*chunks]).detach().numpy(), norms.numpy(), np.array(keys, np.int64)
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    lengths = np.array([plane_bytes(b - a, bits) for a, b in pairwise(bounds)], np.int64)
-    where = np.array(bounds, np.int64)
-    _encode_each(values, where, bits, bucket, gain, top, words, said, said.view(np.int32), wires.numpy(), lengths)
+    sizes = [chunk.numel() for chunk in chunks]
+    where, lengths = np.cumsum([0, *sizes]), np.array([plane_bytes(n, bits) for n in sizes], np.int64)
+    _encode_each(
+        values,
+        where,
+        bits,
+        bucket,
+        gain,
+        top,
+        words.astype(np.uint32),
+        said,
+        said.view(np.int32),
+        wires.numpy(),
+        lengths,
+    )
 
 
 def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:

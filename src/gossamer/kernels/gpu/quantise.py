@@ -4,7 +4,6 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 import triton
@@ -56,10 +55,10 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
 
 
 def encode_each(
-    x: Tensor, bounds: Sequence[int], bits: int, bucket: int, norms: Tensor, keys: Sequence[Key], wires: Tensor
+    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
 ) -> None:
-    for (a, b), norm, key, wire in zip(pairwise(bounds), norms, keys, wires, strict=True):
-        encode(x[a:b], bits, bucket, norm, key, True, wire[: plane_bytes(b - a, bits)])
+    for chunk, norm, key, wire in zip(chunks, norms, keys, wires, strict=True):
+        encode(chunk, bits, bucket, norm, key, True, wire[: plane_bytes(chunk.numel(), bits)])
 
 
 def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:

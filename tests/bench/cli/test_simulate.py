@@ -1,0 +1,67 @@
+"""`gossamer simulate`: what a user reads, the same as JSON, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Say = Callable[..., tuple[int, str, str]]
+DIGITS = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--step", "10ms", "--rounds", "3")
+
+
+def test_it_tells_losses_by_virtual_seconds_and_bytes(say: Say) -> None:
+    code, out, err = say(*DIGITS, "--recipe", "allreduce", "--recipe", "local_sgd(4)", "--free-work", "--json")
+    assert (code, err) == (0, "")
+    dense, local = json.loads(out)
+    assert (dense["steps"], local["steps"]) == (3, 12)
+    ring = 6 * 100e-6 + 6 / 4 * 4 * 4810 / (1.25e6 * 0.956 * 0.96)  # the model of 4,810 parameters is one bucket
+    assert dense["seconds"] == pytest.approx(3 * (0.010 + ring + 3e-4), rel=0.02)
+    assert dense["sent"] == pytest.approx(local["sent"])
+    assert [point["step"] for point in dense["curve"]] == [1, 2, 3]
+    assert dense["curve"][-1]["seconds"] == dense["seconds"]
+    assert dense["curve"][0]["loss"] > local["curve"][-1]["loss"]
+    assert sorted(dense["lines"]) == ["0", "1", "2", "3"]
+    assert {kind for kind, _, _ in dense["lines"]["0"]} == {"computing", "sending", "waiting"}
+    assert say(*DIGITS, "--recipe", "allreduce", "--recipe", "local_sgd(4)", "--free-work", "--json")[1] == out
+
+
+def test_it_shows_a_row_for_each_recipe(say: Say) -> None:
+    code, out, _ = say(*DIGITS, "--recipe", "qsgd", "--recipe", "sgp")
+    assert code == 0
+    assert out.startswith("digits on 4 virtual ranks, 10 Mbit/s, 100 us a message")
+    for word in ("qsgd: loss ", "sgp: loss ", "held-out accuracy", "waiting"):
+        assert word in out, word
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("gpt2", "--rate", "10mbit"), "only workloads can be simulated, and 'gpt2' is none"),
+        (("digits",), "the cluster's links are missing: give --rate"),
+        (("digits", "--rate", "0mbit"), "'0mbit' must be more than 0"),
+        (("digits", "--rate", "10mbit", "--workers", "1000"), "digits has 1437 training rows, and 1000 ranks with 4 each need 4000"),
+        (("digits", "--rate", "10mbit", "--recipe", "no_such"), "no_such"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_simulated_is_refused(words: tuple[str, ...], says: str, say: Say) -> None:
+    code, out, err = say("simulate", *words)
+    assert (code, out) == (2, "")
+    assert says in " ".join(err.split())
+
+
+def test_too_many_ranks_are_refused_with_what_each_recipe_would_take(say: Say) -> None:
+    both = ("--recipe", "allreduce", "--recipe", "topk", "--memory", "100 kB")
+    _, _, err = say(*DIGITS, *both)
+    rows = [line.split() for line in err.splitlines() if line.startswith("  ")]
+    assert [row[0] for row in rows] == ["allreduce:", "topk:"]
+    assert float(rows[0][1]) < float(rows[1][1])  # which keeps a residual
+
+
+def test_a_cluster_of_another_size_is_refused(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('format = 1\n[[hosts]]\ncount = 3\nup = "10 Mbit/s"\n')
+    code, _, err = say("simulate", "digits", "--cluster", str(path), "--workers", "4")
+    assert code == 2
+    assert "c.toml describes 3 ranks, and --workers asks for 4; make them equal" in " ".join(err.split())
