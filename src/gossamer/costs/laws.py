@@ -213,8 +213,10 @@ def law_of(text: str) -> Law:
             return ShiftedExponential(tail)
         case "lognormal", [sigma]:
             return Lognormal(sigma)
-        case "slow", [factor] | [factor, _] as given:
-            return SlowRank(factor, *given[1:])
+        case "slow", [factor]:
+            return SlowRank(factor)
+        case "slow", [factor, share]:
+            return SlowRank(factor, share)
         case _:
             raise CostError(
                 f"{text!r} is no law of computing: write 'constant', 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'slow 5 0.02' or "

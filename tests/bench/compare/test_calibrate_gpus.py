@@ -46,6 +46,7 @@ def on_processors(rank: int, size: int) -> Any:
     return found.size, sorted(found.work), min(f.value for f in found.all_reduces.values()), found.rate
 
 
+@pytest.mark.slow
 def test_all_of_it_is_measured_between_ranks(gang2: Gang) -> None:
     for size, work, least, rate in gang2.run(on_processors):
         assert (size, work) == (2, ["bf16"])
