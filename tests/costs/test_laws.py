@@ -8,7 +8,7 @@ import pytest
 
 from gossamer import CostError
 from gossamer.costs.cluster_file import read_cluster, write_cluster
-from gossamer.costs.laws import AtShare, Constant, Law, Lognormal, ShiftedExponential, SlowRank, Trace, law_of
+from gossamer.costs.laws import AtShare, ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank, Trace, law_of
 
 LAWS = (ShiftedExponential(0.2), Lognormal(0.2), Lognormal(0.5), SlowRank(3.0), SlowRank(3.0, 0.3))
 FILE = 'format = 1\n[[hosts]]\ncount = 4\nup = "1 Gbit/s"\n\n[compute]\n'
@@ -27,20 +27,22 @@ FILE = 'format = 1\n[[hosts]]\ncount = 4\nup = "1 Gbit/s"\n\n[compute]\n'
         (SlowRank(2.0), 32, 8, 2.0),
     ],
 )
-def test_the_slowest_of_many_is_as_slow_as_simulations_say(law: Law, ranks: int, steps: int, published: float) -> None:
+def test_the_slowest_of_many_is_as_slow_as_simulations_say(
+    law: ComputingLaw, ranks: int, steps: int, published: float
+) -> None:
     """Values of 3,000 simulated steps, two digits after the point: 2 % is over three standard errors of each."""
     assert law.slowest(ranks, steps) == pytest.approx(published, rel=0.02)
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_more_ranks_are_slower_and_longer_rounds_quicker(law: Law) -> None:
+def test_more_ranks_are_slower_and_longer_rounds_quicker(law: ComputingLaw) -> None:
     assert law.slowest(2, 1) <= law.slowest(64, 1) + 1e-9
     assert law.slowest(64, 16) <= law.slowest(64, 1) + 1e-9
     assert AtShare(law, 0.1).slowest(8, 1) <= law.slowest(8, 1) <= AtShare(law, 0.9).slowest(8, 1) + 1e-9
 
 
 @pytest.mark.parametrize("law", LAWS[:3])
-def test_draws_follow_the_law_and_are_the_same_each_time(law: Law) -> None:
+def test_draws_follow_the_law_and_are_the_same_each_time(law: ComputingLaw) -> None:
     """Of 4,000 rounds of 8 ranks, the mean slowest within 4 standard errors: wrong once in 16,000 such tests."""
     slowest = [max(law.at(rank, step) for rank in range(8)) for step in range(4000)]
     error = sqrt(sum((x - mean(slowest)) ** 2 for x in slowest)) / 4000
@@ -89,7 +91,7 @@ def test_a_bad_trace_is_refused_with_its_file_line_and_field(text: str, says: st
         ('law = "constant"\n', Constant()),
     ],
 )
-def test_a_law_is_read_from_the_file_and_written_back(table: str, law: Law, tmp_path: Path) -> None:
+def test_a_law_is_read_from_the_file_and_written_back(table: str, law: ComputingLaw, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(FILE + table)
     assert read_cluster(path).law == law

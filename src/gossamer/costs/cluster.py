@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from gossamer.core.errors import CostError
-from gossamer.costs.laws import Constant, Law, SlowRank
+from gossamer.costs.laws import ComputingLaw, Constant, SlowRank
 from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
@@ -94,7 +94,7 @@ class Cluster:
     payload: float = 0.956
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     byte_seconds: float = 6e-10
-    law: Law = Constant()  # of computing
+    law: ComputingLaw = Constant()  # of computing
     program_seconds: float = 3e-4  # to start a program on a comm thread and join it
     restart: float = 120.0  # seconds from a failure until training goes on
     checkpoint: float = 20.0  # seconds of a save

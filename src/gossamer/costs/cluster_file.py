@@ -11,7 +11,7 @@ from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster, Hosts, WorkTable
-from gossamer.costs.laws import Constant, Law, Lognormal, ShiftedExponential, SlowRank, read_trace
+from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank, read_trace
 
 FORMAT = 1
 
@@ -85,7 +85,9 @@ FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": _text(quantities.seconds),
     "checkpoint": _text(quantities.seconds),
 }
-LAWS: dict[str, tuple[Callable[..., Law], tuple[str, ...]]] = {  # and the fields that each takes, the first always
+LAWS: dict[
+    str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]
+] = {  # and the fields that each takes, the first always
     "constant": (Constant, ()),
     "exponential": (ShiftedExponential, ("tail",)),
     "lognormal": (Lognormal, ("sigma",)),
@@ -186,7 +188,7 @@ class _ClusterReader:
         found = next((i for i, line in enumerate(self._lines, 1) if line.strip().startswith(begins)), 0)
         return f"line {found}: " if found else ""
 
-    def _law(self, given: dict[str, Any]) -> Law:
+    def _law(self, given: dict[str, Any]) -> ComputingLaw:
         """The law of computing; a trace lies beside this file unless its path is whole."""
         if "law" not in given:
             self._fail("compute", f"needs a law: {' or '.join(map(repr, LAWS))}")
@@ -254,7 +256,7 @@ def write_cluster(cluster: Cluster) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _compute_lines(law: Law) -> list[str]:
+def _compute_lines(law: ComputingLaw) -> list[str]:
     """The table of the law; a constant one is not written, and a trace stays the file that it was read from."""
     kind = next((kind for kind, (make, _) in LAWS.items() if make is type(law)), "constant")
     given = [f"{name} = {getattr(law, name):g}" for name in LAWS[kind][1]]

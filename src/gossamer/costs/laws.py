@@ -19,7 +19,7 @@ WIDEST = 2.0  # sigma of a lognormal law
 CUTS = 2000  # of an integral
 
 
-class Law(ABC):
+class ComputingLaw(ABC):
     """Draws are of mean 1, but for a slow rank's. Law: `slowest` never falls with more ranks, nor rises with more steps."""
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Law(ABC):
 
 @final
 @dataclass(frozen=True)
-class Constant(Law):
+class Constant(ComputingLaw):
     """Every rank takes the model's seconds, always."""
 
     def at(self, rank: int, step: int) -> float:
@@ -66,7 +66,7 @@ class Constant(Law):
 
 @final
 @dataclass(frozen=True)
-class ShiftedExponential(Law):
+class ShiftedExponential(ComputingLaw):
     """1 - tail, and on top an exponential draw of mean `tail`.
 
     >>> round(ShiftedExponential(0.2).slowest(32, 1), 2)
@@ -94,7 +94,7 @@ class ShiftedExponential(Law):
 
 @final
 @dataclass(frozen=True)
-class Lognormal(Law):
+class Lognormal(ComputingLaw):
     """`sigma` is the deviation of the logarithm. A mean of several draws is taken for lognormal too, of its own variance.
 
     >>> round(Lognormal(0.2).slowest(32, 1), 2)
@@ -119,7 +119,7 @@ class Lognormal(Law):
 
 @final
 @dataclass(frozen=True)
-class SlowRank(Law):
+class SlowRank(ComputingLaw):
     """One rank takes `factor` times as long, in a `share` of its steps drawn at random; all others are as the model says."""
 
     factor: float
@@ -146,7 +146,7 @@ class SlowRank(Law):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Trace(Law):
+class Trace(ComputingLaw):
     """Rows of measured seconds, one sequence for each rank, relative to the mean of all of them."""
 
     rows: tuple[tuple[float, ...], ...]
@@ -176,10 +176,10 @@ class Trace(Law):
 
 @final
 @dataclass(frozen=True)
-class AtShare(Law):
+class AtShare(ComputingLaw):
     """Another law, with what its slowest rank takes at most in a share of rounds in place of what is expected."""
 
-    law: Law
+    law: ComputingLaw
     share: float
 
     def at(self, rank: int, step: int) -> float:
@@ -193,7 +193,7 @@ def _dice(rank: int, step: int) -> random.Random:
     return random.Random(f"{rank} {step} computing")
 
 
-def law_of(text: str) -> Law:
+def law_of(text: str) -> ComputingLaw:
     """Read a law as flags have it.
 
     >>> law_of("lognormal 0.2"), law_of("exponential 0.1"), law_of("slow 2"), law_of("slow 5 0.02")
@@ -213,8 +213,10 @@ def law_of(text: str) -> Law:
             return ShiftedExponential(tail)
         case "lognormal", [sigma]:
             return Lognormal(sigma)
-        case "slow", [factor] | [factor, _] as given:
-            return SlowRank(factor, *given[1:])
+        case "slow", [factor]:
+            return SlowRank(factor)
+        case "slow", [factor, share]:
+            return SlowRank(factor, share)
         case _:
             raise CostError(
                 f"{text!r} is no law of computing: write 'constant', 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'slow 5 0.02' or "

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gossamer.costs import Cluster
-from gossamer.costs.laws import Law
+from gossamer.costs.laws import ComputingLaw
 from gossamer.costs.sharing import Flow, fair_rates
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
@@ -22,7 +22,7 @@ TINY = 1e-12  # seconds
 
 
 @lru_cache(maxsize=256)
-def late_by(law: Law, ranks: int, steps: int) -> float:
+def late_by(law: ComputingLaw, ranks: int, steps: int) -> float:
     """How many times the mean rank's seconds pass until the slowest has computed so many steps."""
     return law.slowest(ranks, steps) if steps else 1.0
 

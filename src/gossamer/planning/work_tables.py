@@ -1,13 +1,13 @@
 """Work that was measured where a cluster is, and is kept in its file: a table for each recipe, and what a plan reads from it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.core.errors import CostError
 from gossamer.core.verbs import Verb
 from gossamer.costs import Cluster, from_flags
-from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster import Device, WorkTable
 from gossamer.planning.pieces import Programs
 from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource
@@ -31,9 +31,7 @@ class _Seen:
         return [Work(0.0, 0.0)] * (len(verbs) + 1)
 
 
-def measure_tables(
-    recipes: Iterable[str], work: MeasuredWork, device: str = "cpu", tell: Callable[[str], None] = lambda name: None
-) -> dict[str, WorkTable]:
+def measure_tables(recipes: Iterable[str], work: MeasuredWork, device: Device = "cpu") -> dict[str, WorkTable]:
     """A table for each recipe whose programs are not those of an earlier one. It runs on every rank of a host at once."""
     out, known = dict[str, WorkTable](), set[Any]()
     for name in recipes:
@@ -41,7 +39,6 @@ def measure_tables(
         if (key := _key(recipe)) in known:
             continue
         known.add(key)
-        tell(name)
         programs = [_longest(recipe, size) for size in WORLDS]
         rows = [work.measured(program, size) for program, size in zip(programs, WORLDS, strict=True)]
         flat = tuple(tuple(x for piece in row for x in (piece.before, piece.inside)) for row in rows)

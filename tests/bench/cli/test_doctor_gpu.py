@@ -153,3 +153,12 @@ def test_how_processes_on_this_machine_end_is_told() -> None:
     assert zero == Reply([])
     assert one.lines[0] + "\n" == line_of(RankEvent(SubjectBegun("a")))
     assert "KeyError: 'no such check'" in one.lines[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_saved(say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    path = tmp_path / "c.toml"
+    code, out, err = say("doctor", "--gpu", "--save", str(path))
+    assert (code, out, path.exists()) == (2, "", False)
+    assert "torch sees no GPU here" in err

@@ -257,3 +257,52 @@ def test_a_script_that_cannot_be_planned_is_refused(text: str, says: str, say: S
     code, out, err = say("plan", "qsgd", "--script", str(script), "--nodes", "4", "--rate", "200mbit")
     assert (code, out) == (2, "")
     assert says in err
+
+
+# -- work that the cluster's file has ------------------------------------------------------------------------------------------
+
+WORKED = """format = 1
+backend = "{backend}"
+[[hosts]]
+count = 4
+up = "1 Gbit/s"
+device = "{device}"
+[work."qsgd"]
+device = "cpu"
+bytes = 6000000
+ranks = [2, 4]
+seconds = [[0.01, 0.0, 0.01, 0.01, 0.0, 0.0], [0.01, 0.0, 0.02, 0.02, 0.0, 0.0]]
+"""
+
+
+def test_a_plan_takes_work_from_the_file(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(WORKED.format(backend="gloo", device="cpu"))
+    code, out, err = say("plan", "gpt2", "qsgd", "--cluster", str(path), "--step", "1s", "--json")
+    assert code == 0, err
+    assert json.loads(out)["recipes"][0]["source"]["work"] == "in the file"
+
+
+def test_a_gpu_cluster_is_not_planned_with_a_processors_work(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(WORKED.format(backend="nccl", device="gpu"))
+    asked = ("plan", "gpt2", "bf16", "--cluster", str(path), "--step", "1s", "--json")
+    code, out, err = say(*asked)
+    assert (code, out) == (2, "")
+    assert "the [work] tables of its file were measured on processors" in err
+    assert "doctor --gpu --save" in err
+    code, out, err = say(*asked, "--work-of-this-machine")
+    assert code == 0, err
+
+
+def test_a_law_of_computing_is_waited_for(say: Say) -> None:
+    code, out, err = say(*GPT2, "allreduce", "decoupled_diloco(8)", "--rate", "25gbit", "--law", "slow 2", "--json")
+    assert code == 0, err
+    rows = {row["recipe"]: row for row in json.loads(out)["recipes"]}
+    assert rows["allreduce"]["split"]["waiting"] == pytest.approx(0.35)
+    assert (rows["allreduce"]["simulated_ranks"], rows["decoupled_diloco(8)"]["simulated_ranks"]) == (0, 2)
+    code, out, _ = say(*GPT2, "decoupled_diloco(8)", "--rate", "25gbit")
+    assert "decoupled_diloco(8): simulated on 2 ranks" in out
+    code, _, err = say(*GPT2, "allreduce", "--rate", "25gbit", "--law", "pareto 2")
+    assert code == 2
+    assert "is no law of computing" in err

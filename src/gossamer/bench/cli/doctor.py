@@ -53,6 +53,8 @@ def doctor(
     if gpu:
         if quick:
             raise InputError("--quick leaves out what --gpu is for: give one of them")
+        if save is not None:
+            raise typer.Exit(_save_gpus(save, force))
         raise typer.Exit(gpus.examine(out, force, as_json))
     if save is not None:
         if quick:
@@ -108,19 +110,11 @@ def _save(path: Path, force: bool) -> int:
     from gossamer.costs.cluster_file import write_cluster
     from gossamer.costs.quantities import say_seconds
 
-    if "RANK" not in os.environ:
-        raise InputError(
-            "--save measures between ranks: start it on all of them, as in 'torchrun --nproc-per-node 1 --nnodes 4 ... -m gossamer "
-            "doctor --save cluster.toml' or 'gossamer lab --hosts 4 --rate 200mbit -- gossamer doctor --save cluster.toml'"
-        )
-    first = os.environ["RANK"] == "0"
-    if first and path.exists() and not force and not path.read_text().startswith("format = "):
-        raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
+    first = _may_save(path, force)
     found = calibrate()
     if not first:
         return 0
     path.write_text(write_cluster(found.cluster()))
-    table = Table(box=None, pad_edge=False, show_header=False)
     rows = [
         ("ranks", f"{found.size}, {found.ranks_per_machine} on a machine of {found.cores} cores", 0.0),
         ("a message", say_seconds(found.latency.value), found.latency.spread),
@@ -130,15 +124,50 @@ def _save(path: Path, force: bool) -> int:
         ("two rings at once", f"{found.shared.value:.0%} of a link", found.shared.spread),
         ("a byte's processor time", f"{1e9 * found.byte_seconds:.2f} ns, sent or received", 0.0),
     ]
-    for name, text, spread in rows:
-        table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
-    console().print(table)
+    rows.append(("work", f"of {len(found.work)} recipes, on all ranks of a machine at once", 0.0))
+    _print_figures(rows)
     if found.foreign > FOREIGN:
         console().print(
             f"Other programs used {found.foreign:.1f} cores meanwhile: take seconds as upper bounds, or measure again."
         )
     console().print(escape(f"Written to {path} after {found.seconds:.0f} s: gossamer plan MODEL --cluster {path}"))
     return 0
+
+
+def _may_save(path: Path, force: bool) -> bool:
+    """Refuse what cannot be saved before it is measured; True on the rank that writes."""
+    if "RANK" not in os.environ:
+        raise InputError(
+            "--save measures between ranks: start it on all of them, as in 'torchrun --nproc-per-node 1 --nnodes 4 ... -m gossamer "
+            "doctor --save cluster.toml' or 'gossamer lab --hosts 4 --rate 200mbit -- gossamer doctor --save cluster.toml'"
+        )
+    first = os.environ["RANK"] == "0"
+    if first and path.exists() and not force and not path.read_text().startswith("format = "):
+        raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
+    return first
+
+
+def _save_gpus(path: Path, force: bool) -> int:
+    """Measure on all ranks' GPUs what a plan asks of them; rank 0 writes the file."""
+    from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
+    from gossamer.costs.cluster_file import write_cluster
+
+    if not torch.cuda.is_available():
+        raise InputError(gpus.NO_GPU)
+    first = _may_save(path, force)
+    found = calibrate_gpus()
+    if first:
+        path.write_text(write_cluster(found.cluster()))
+        _print_figures(found.rows())
+        console().print(escape(f"Written to {path}: gossamer plan MODEL --cluster {path}"))
+    return 0
+
+
+def _print_figures(rows: list[tuple[str, str, float]]) -> None:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text, spread in rows:
+        table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
+    console().print(table)
 
 
 def _link() -> Found:

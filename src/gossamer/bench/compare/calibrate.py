@@ -2,8 +2,8 @@
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from time import perf_counter, process_time
@@ -16,6 +16,10 @@ from torch import Tensor
 
 from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts
+from gossamer.costs.cluster import WorkTable
+from gossamer.planning.plan import LINE_UP
+from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work_tables import measure_tables
 
 LONGEST = 0.5  # seconds of one measurement: a larger message would take minutes on a slow link
 LEAST, MOST, BUDGET = 7, 20, 2.0  # times that each is measured, and the seconds after which it is enough
@@ -54,6 +58,7 @@ class Calibration:
     cores: int
     foreign: float  # cores that other programs used meanwhile
     seconds: float
+    work: Mapping[str, WorkTable] = field(default_factory=dict[str, WorkTable])
 
     def cluster(self, backend: str = "gloo") -> Cluster:
         """The cluster: one group of hosts, or one for each rank where links differ."""
@@ -77,6 +82,7 @@ class Calibration:
             },
             byte_seconds=self.byte_seconds,
             sources=dict.fromkeys(measured, "measured"),
+            work=self.work,
         )
 
 
@@ -119,6 +125,9 @@ def _measured() -> Calibration:
     groups: list[Any] = [dist.new_group(), dist.new_group()]  # pyright: ignore[reportUnknownMemberType]
     crossed = 2 * 2 * (size - 1) / size
     shared = _relative(lambda wire: _two_rings(wire, groups), slowest / crossed, waits)
+    torch.set_num_threads(1)
+    work = measure_tables(LINE_UP, MeasuredWork())  # on all ranks of a machine at once, as in a step
+    dist.barrier()
     machines = _gathered(_machine())
     passed = perf_counter() - began
     ours = sum(_gathered(process_time() - mine)) / max(machines.count(machines[rank]), 1)
@@ -136,6 +145,7 @@ def _measured() -> Calibration:
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         foreign=max(_gathered(foreign)),
         seconds=passed,
+        work=work,
     )
 
 
@@ -224,6 +234,22 @@ def _ring(size: int, slowest: float, waits: float) -> tuple[Figure, float]:
     crossed = 2 * (size - 1) / size * length
     per_byte = _agreed(statistics.median(used[-LEAST:])) / (2 * crossed)
     return Figure(min(crossed / _without(found.value, waits) / slowest, 1.0), found.spread), per_byte
+
+
+def all_reduce_seconds(elements: int, device: str = "cpu") -> Figure:
+    """Seconds of an all-reduce of so many float32 elements, those of the slowest rank."""
+    x, wait = torch.zeros(elements, dtype=torch.float32, device=device), waits_for(device)
+
+    def reduce() -> None:
+        dist.all_reduce(x)
+        wait()
+
+    return Figure.of(_times(reduce, most=LEAST))
+
+
+def waits_for(device: str) -> Callable[[], None]:
+    """What waits until a device has done all that it was asked."""
+    return torch.cuda.synchronize if device == "cuda" else lambda: None
 
 
 def _relative(act: Callable[[Tensor], None], full: float, waits: float) -> Figure:

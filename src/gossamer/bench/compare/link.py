@@ -3,15 +3,13 @@
 import json
 import os
 import re
-import statistics
 from collections.abc import Sequence
 from datetime import timedelta
-from time import perf_counter
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
+from gossamer.bench.compare.calibrate import all_reduce_seconds
 from gossamer.bench.compare.local import run_here
 from gossamer.bench.compare.parent_death import program
 from gossamer.core.errors import PeerError
@@ -36,9 +34,9 @@ def alpha_beta() -> AlphaBeta:
         size = dist.get_world_size()
         if size == 1:
             return AlphaBeta(1, 0.0, float("inf"))
-        least, elements, most = _seconds(1), 0, 0.0
+        least, elements, most = all_reduce_seconds(1).value, 0, 0.0
         for elements in SIZES:
-            most = _seconds(elements)
+            most = all_reduce_seconds(elements).value
             if most >= LONG:
                 break
         crossed = 2 * (size - 1) / size * 4 * elements
@@ -46,19 +44,6 @@ def alpha_beta() -> AlphaBeta:
         return AlphaBeta(size, least / (2 * (size - 1)), crossed / max(most - least, 1e-9))
     finally:
         dist.destroy_process_group()
-
-
-def _seconds(elements: int) -> float:
-    """Median seconds of a few all-reduces, the same on all ranks: that of the slowest one."""
-    times, x = list[float](), torch.zeros(elements, dtype=torch.float32)
-    for _ in range(7):
-        dist.barrier()
-        began = perf_counter()
-        dist.all_reduce(x)
-        times.append(perf_counter() - began)
-    median = torch.tensor(statistics.median(times), dtype=torch.float64)
-    dist.all_reduce(median, op=dist.ReduceOp.MAX)
-    return float(median)
 
 
 def between_two_ranks() -> AlphaBeta:

@@ -1,0 +1,54 @@
+"""`gossamer doctor --gpu --save`, piece by piece, without a GPU: a clock that is given, and processors in its place."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.gang import Gang
+
+from gossamer.bench.compare.calibrate import Figure
+from gossamer.bench.compare.gpu.calibrate import COPIED, GpuCalibration, copy_rates, measured_on
+from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster_file import read_cluster, write_cluster
+
+FOUND = GpuCalibration(
+    nodes=2,
+    ranks_per_node=4,
+    down=Figure(12e9, 0.01),
+    up=Figure(12e9, 0.01),
+    memory=Figure(1.5e12, 0.02),
+    all_reduces={4: Figure(14 * 20e-6, 0.1), 2**24: Figure(14 * 20e-6 + 14 / 8 * 2**24 / 3e9, 0.02)},
+    work={"qsgd": WorkTable(6_000_000, (2, 4), ((1e-4, 0.0), (2e-4, 0.0)), "gpu")},
+)
+
+
+def test_copies_are_bytes_over_the_clocks_seconds() -> None:
+    ticks = count()
+    down, up, memory = copy_rates("cpu", lambda: float(next(ticks)))
+    assert [figure.value for figure in (down, up, memory)] == [COPIED, COPIED, 2 * COPIED]
+
+
+def test_a_ring_gives_the_latency_and_the_rate(tmp_path: Path) -> None:
+    cluster = FOUND.cluster()
+    assert cluster.latency == pytest.approx(20e-6)
+    assert cluster.rate == pytest.approx(3e9)
+    path = tmp_path / "c.toml"
+    path.write_text(write_cluster(cluster))
+    read = read_cluster(path)
+    assert (read.size, read.backend, read.has_gpus, read.source("memory_rate")) == (8, "nccl", True, "measured")
+    assert read.work["qsgd"].device == "gpu"
+    assert ("ranks", "8, 4 on a host", 0.0) in FOUND.rows()
+
+
+def on_processors(rank: int, size: int) -> Any:
+    found = measured_on("cpu", recipes=["bf16"])
+    return found.size, sorted(found.work), min(f.value for f in found.all_reduces.values()), found.rate
+
+
+@pytest.mark.slow
+def test_all_of_it_is_measured_between_ranks(gang2: Gang) -> None:
+    for size, work, least, rate in gang2.run(on_processors):
+        assert (size, work) == (2, ["bf16"])
+        assert least > 0
+        assert rate > 1e6
