@@ -150,3 +150,8 @@ def test_a_loss_rises_if_it_lies_above_its_trend_by_twice_its_noise() -> None:
     assert not rises(before, [nan] * 50)
     assert not rises([nan] * 44, [9.0] * 50)
     assert not rises([], [])
+
+
+def test_steps_with_an_evaluation_before_them_are_left_out() -> None:
+    paused = times()._replace(steps=[0.4, 9.0, 0.4, 0.4, 0.4, 0.4, 9.0, 0.4])
+    assert timing_of([times(), paused]).steps == WindowMedian(0.4, 0.4, 0.4)

@@ -13,6 +13,9 @@ from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
 
 LEAST = 4  # known steps of a window from which its median says anything
 SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
+PAUSED = (
+    3.0  # a step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it
+)
 SURE = 0.9  # confidence of a median's interval
 NOISY = 2.0  # standard deviations by which a loss may lie above its trend
 
@@ -45,7 +48,9 @@ def timing_of(times: Sequence[RankTimes]) -> Timing:
     """Combine all ranks' numbers."""
     pairs = [[_row(rank.steps[i], rank.waits[i]) for rank in times] for i in range(len(times[0].steps))]
     known = [[pair for pair in row if pair is not None] for row in pairs if None not in row]
-    computing = [median(row[r][0] - row[r][1] for row in known) if known else NAN for r in range(len(times))]
+    usual = _computing(known, len(times))
+    known = [row for row in known if all(s - w <= PAUSED * c for (s, w), c in zip(row, usual))]
+    computing = _computing(known, len(times))
     return Timing(
         median_of([max(seconds for seconds, _ in row) for row in known]),
         max(computing),
@@ -55,6 +60,11 @@ def timing_of(times: Sequence[RankTimes]) -> Timing:
         min(_held(rank.latency) for rank in times),
         _slow_rank(computing),
     )
+
+
+def _computing(rows: Sequence[Sequence[tuple[float, float]]], ranks: int) -> list[float]:
+    """The median seconds in which each rank did not wait."""
+    return [median(row[r][0] - row[r][1] for row in rows) if rows else NAN for r in range(ranks)]
 
 
 def costs_of(times: Sequence[RankTimes]) -> list[CandidateCost]:

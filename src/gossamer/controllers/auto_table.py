@@ -12,8 +12,8 @@ from typing import NamedTuple
 class AllowedRecipe(NamedTuple):
     """A recipe, how far it was from dense (mean difference and its 95 % interval) by workload, and its compression error.
 
-    The error is the mean over parameters of |lost| / |gradient|, in the first 20 steps on four virtual ranks: the largest seen
-    on `lm` and `fashion`. It depends on how a gradient is distributed, so a guard fires at twice as much.
+    The error is the mean over parameters of |lost| / |gradient|, on four virtual ranks: the largest seen in 20 steps of
+    `fashion` and 3 of `lm`. It depends on how a gradient is distributed, so a guard fires at twice as much.
     """
 
     recipe: str
@@ -22,9 +22,9 @@ class AllowedRecipe(NamedTuple):
 
 
 TABLE = (
-    AllowedRecipe("bf16", {"lm": "+0.000 [-0.000, +0.000]", "fashion": "-0.007 [-0.027, +0.014]"}, 0.0017),
-    AllowedRecipe("int8", {"lm": "-0.000 [-0.000, -0.000]", "fashion": "-0.019 [-0.070, +0.033]"}, 0.02),
-    AllowedRecipe("qsgd", {"lm": "+0.014 [-0.024, +0.051]", "fashion": "-0.015 [-0.056, +0.026]"}, 0.4),
+    AllowedRecipe("bf16", {"lm": "+0.000 [-0.000, +0.000]", "fashion": "-0.007 [-0.027, +0.014]"}, 0.0018),
+    AllowedRecipe("int8", {"lm": "-0.000 [-0.000, -0.000]", "fashion": "-0.019 [-0.070, +0.033]"}, 0.012),
+    AllowedRecipe("qsgd", {"lm": "+0.014 [-0.024, +0.051]", "fashion": "-0.015 [-0.056, +0.026]"}, 0.34),
 )
 ALLOWED = tuple(row.recipe for row in TABLE)
 ERRORS = {row.recipe: row.error for row in TABLE}
