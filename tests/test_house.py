@@ -176,10 +176,11 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
 HOUSE = House(ROOT)
-LIBRARY_LINES = 44_000  # the goal is 30,000: 2,500 of them are costs and plans, 1,200 the codec eden and its kernels, 2,000 trainers and shards
-TOOL_LINES = (
-    16_500  # the goal is 10,000: 570 are the emulated accelerator, 1,200 plan and measure a cluster, 140 measure noise
-)
+# The goal is 30,000: 4,400 are costs and plans, 1,200 the codec eden and its kernels, 2,000 trainers and shards, 1,200 auto,
+# 1,700 eight methods of the years 2023 to 2026.
+LIBRARY_LINES = 48_500
+# The goal is 10,000: 570 are the emulated accelerator, 1,600 plan and measure a cluster, 140 measure noise, 500 the page of a plan.
+TOOL_LINES = 18_000
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes

@@ -163,8 +163,8 @@ class MessageListener:
             at += known.wire.numel()
         return found
 
-    def _note(self, rank: int, step: int, way: str, says: str, length: int = 0, hex: str = "", by: str = "") -> None:
-        self.messages.append(Message(step, f"rank {rank} {way}", says, length, hex, by))
+    def _note(self, rank: int, step: int, way: str, says: str, *bytes_of: Any) -> None:
+        self.messages.append(Message(step, f"rank {rank} {way}", says, *bytes_of))
 
 
 def _begins(wire: Tensor, written: Tensor) -> bool:
