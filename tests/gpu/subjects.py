@@ -41,6 +41,7 @@ BESIDES = (
     "allreduce(fp32()) + local_sgd(2) + adacomm(2)",
     "allreduce(fp32()) + by_speed(local_sgd(1))",  # with more, ranks take unlike numbers of steps
     "nodes(allreduce(powersgd()), 2) + error_feedback()",
+    *(f"gather(qsgd(), mean={mean})" for mean in ("clipped(1.0)", "median()", "trimmed(1)")),
 )
 
 # Recipes with the parts that come with a recipe's text only.
@@ -99,8 +100,8 @@ def runs(recipe: Recipe) -> bool:
 
 
 def ranks_of(text: str) -> int:
-    """How many it takes: backup workers need one more, and so do two nodes of which one has two ranks."""
-    return 3 if waits_for_few(text) or Recipe.of(text).groups(3) else 2
+    """How many it takes: backup workers and robust means need one more, and so do two nodes of which one has two ranks."""
+    return 3 if waits_for_few(text) or "mean=" in text or Recipe.of(text).groups(3) else 2
 
 
 def waits_for_few(text: str) -> bool:

@@ -31,8 +31,8 @@ class RobustMean(Part):
         """The least number of ranks that it makes sense for."""
 
     @abstractmethod
-    def of(self, rows: Tensor, state: State) -> Tensor:
-        """Return the result for one row per finite message, at least `least` of them."""
+    def of(self, rows: Tensor, fine: Tensor, state: State) -> Tensor:
+        """Return the result for one row per message; `fine` is true for those that are finite, and only they count."""
 
 
 @final
@@ -47,7 +47,8 @@ class Median(RobustMean):
 
     Wire: nothing of its own. The mean of all messages takes N log N operations an element, and N decoded messages of memory.
 
-    >>> Median().of(torch.tensor([[1.0, 5.0], [2.0, 1e9], [3.0, 7.0]], dtype=torch.float32), {})
+    >>> rows = torch.tensor([[1.0, 5.0], [2.0, 1e9], [3.0, 7.0]], dtype=torch.float32)
+    >>> Median().of(rows, rows.isfinite().all(1), {})
     tensor([2., 7.])
 
     Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning, ICML 2018.
@@ -57,8 +58,8 @@ class Median(RobustMean):
     def least(self) -> int:
         return 3
 
-    def of(self, rows: Tensor, state: State) -> Tensor:
-        return _middle(rows, (rows.shape[0] - 1) // 2)
+    def of(self, rows: Tensor, fine: Tensor, state: State) -> Tensor:
+        return _middle(rows, fine, (fine.sum() - 1) // 2)
 
 
 @final
@@ -72,7 +73,8 @@ class Trimmed(RobustMean):
 
     Wire: nothing of its own. The mean of all messages takes N log N operations an element, and N decoded messages of memory.
 
-    >>> Trimmed(1).of(torch.tensor([[1.0], [2.0], [4.0], [1e9]], dtype=torch.float32), {})
+    >>> rows = torch.tensor([[1.0], [2.0], [4.0], [1e9]], dtype=torch.float32)
+    >>> Trimmed(1).of(rows, rows.isfinite().all(1), {})
     tensor([3.])
 
     Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning, ICML 2018.
@@ -93,8 +95,8 @@ class Trimmed(RobustMean):
     def least(self) -> int:
         return 2 * self.count + 1
 
-    def of(self, rows: Tensor, state: State) -> Tensor:
-        return _middle(rows, self.count)
+    def of(self, rows: Tensor, fine: Tensor, state: State) -> Tensor:
+        return _middle(rows, fine, self.count)
 
 
 @final
@@ -111,7 +113,8 @@ class Clipped(RobustMean):
 
     Wire: nothing of its own. The mean of all messages takes N decoded messages of memory, and v is another copy.
 
-    >>> Clipped(1.0).of(torch.tensor([[0.5], [-0.5], [1e9]], dtype=torch.float32), {})
+    >>> rows = torch.tensor([[0.5], [-0.5], [1e9]], dtype=torch.float32)
+    >>> Clipped(1.0).of(rows, rows.isfinite().all(1), {})
     tensor([0.3333])
 
     Paper: Karimireddy, He, Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021.
@@ -131,15 +134,15 @@ class Clipped(RobustMean):
     def least(self) -> int:
         return 3
 
-    def of(self, rows: Tensor, state: State) -> Tensor:
-        centre = state.get("centre")
+    def of(self, rows: Tensor, fine: Tensor, state: State) -> Tensor:
+        centre, count = state.get("centre"), fine.sum().clamp_min(1)
         if centre is None:
             centre = torch.zeros_like(rows[0])
         for _ in range(self.times):
-            apart = rows - centre
+            apart = torch.where(fine.unsqueeze(1), rows - centre, 0.0)
             lengths = torch.linalg.vector_norm(apart, dim=1, dtype=torch.float64)
             shares = (self.tau / lengths.clamp_min(self.tau)).to(rows.dtype)
-            centre = centre + _summed([row * share for row, share in zip(apart, shares, strict=True)]) / rows.shape[0]
+            centre = centre + _summed([row * share for row, share in zip(apart, shares, strict=True)]) / count
         state["centre"] = centre
         return centre
 
@@ -147,16 +150,18 @@ class Clipped(RobustMean):
 def robust_mean(mean: RobustMean, decoded: Sequence[Tensor], state: State) -> Tensor:
     """Return the robust mean of the messages that are finite; not a number where too few of them are."""
     rows = torch.stack([*decoded])
-    rows = rows[rows.isfinite().all(1)]
-    if rows.shape[0] < min(mean.least, len(decoded)):
-        return torch.full_like(decoded[0], torch.nan)
-    return mean.of(rows, state)
+    fine = rows.isfinite().all(1)
+    enough = fine.sum() >= min(mean.least, len(decoded))
+    return torch.where(enough, mean.of(rows, fine, state), torch.nan)
 
 
-def _middle(rows: Tensor, cut: int) -> Tensor:
+def _middle(rows: Tensor, fine: Tensor, cut: Tensor | int) -> Tensor:
     """Return each element's mean without its `cut` smallest and largest values, added in double precision."""
-    kept = rows.sort(0).values[cut : rows.shape[0] - cut]
-    return (_summed([row.double() for row in kept]) / kept.shape[0]).to(rows.dtype)
+    count, places = fine.sum(), torch.arange(len(rows), device=rows.device)
+    kept = (places >= cut) & (places < count - cut)  # rows that are not finite are the largest
+    ordered = torch.where(fine.unsqueeze(1), rows, torch.inf).sort(0).values
+    total = _summed([torch.where(keeps, row.double(), 0.0) for row, keeps in zip(ordered, kept, strict=True)])
+    return (total / (count - 2 * cut)).to(rows.dtype)
 
 
 def _summed(rows: Sequence[Tensor]) -> Tensor:
