@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.programs import through
 from gossamer.core.verbs import Now, Program, Start, Verb
@@ -186,9 +188,11 @@ def test_what_spoils_averages_is_given_up_for_good(monkeypatch: pytest.MonkeyPat
     ranks = make()
     train(ranks, pulled, CHOSEN, SLOW, alike)
     whole = QSGD.encode
-    monkeypatch.setattr(
-        QSGD, "encode", lambda self, block, *rest: whole(self, block.like(block.flat * float("nan")), *rest)
-    )  # pyright: ignore
+
+    def spoilt(self: QSGD, block: Bucket, state: State, context: Context) -> Tensor:
+        return whole(self, block.like(block.flat * float("nan")), state, context)
+
+    monkeypatch.setattr(QSGD, "encode", spoilt)
     with pytest.warns(
         RuntimeWarning, match="for good, after qsgd: averages were not finite more often than under dense"
     ):
