@@ -46,7 +46,12 @@ settings.register_profile("gossamer", derandomize=True, deadline=None)
 settings.load_profile("gossamer")
 
 
-collect_ignore = ["warm.py", "bench/compare/programs", "integrations/scripts", "trainers/scripts"]  # they do something where they are imported
+collect_ignore = [
+    "warm.py",
+    "bench/compare/programs",
+    "integrations/scripts",
+    "trainers/scripts",
+]  # they do something where they are imported
 
 TESTS = Path(__file__).parent
 CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
