@@ -84,7 +84,8 @@ function logTicks(scale, kind, decades, count) {
     if (p % every) continue;
     for (const m of wanted) {
       const v = m * 10 ** p;
-      if (v >= scale.lo * 0.9999 && v <= scale.hi * 1.0001) out.push({ v, text: tickText(v, unitFor(kind, v)) });
+      const unit = kind === "seconds" && v > 0.999 ? UNITS.seconds[1] : unitFor(kind, v); // 1000 s is no whole number of minutes
+      if (v >= scale.lo * 0.9999 && v <= scale.hi * 1.0001) out.push({ v, text: tickText(v, unit) });
     }
   }
   return out;
