@@ -49,6 +49,7 @@ KEPT = {
     "streaming_diloco": 16,  # anchor, velocity, message
     "eager_diloco": 28,  # anchor, velocity, agreed, pace, own, message
     "decoupled_diloco": 28,  # anchor, velocity, start, message, what the next one is made of, and what is agreed on
+    "async_diloco": 32,  # the same, and arrivals since the velocity moved
     "sparse_loco": 12,  # anchor, residual
     "lookahead": 8,  # anchor
     "minibatch": 4,

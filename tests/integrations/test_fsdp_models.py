@@ -181,7 +181,7 @@ QUICK = [
     "streaming_diloco",
     "accordion",
 ]
-REFUSED = {"accordion_batch", "ad_psgd", "async_sgd", "backup", "decoupled_diloco", "onebit_lamb"}
+REFUSED = {"accordion_batch", "ad_psgd", "async_diloco", "async_sgd", "backup", "decoupled_diloco", "onebit_lamb"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from tests.gang import Gang
-from tests.integrations.loops import SMALL, attached, flat, learning, loss_of, same, trained
+from tests.integrations.loops import SMALL, attached, flat, learning, loss_of, same, simulated, trained
 from tests.integrations.test_consensus import linear_loss, sgd
 from tests.marked import wait_for
 from torch import nn
@@ -51,6 +51,7 @@ def one_is_late(rank: int, size: int, recipe: str, slow: int) -> dict[str, Any]:
     "recipe",
     [
         "decoupled_diloco(3)" + SMALL,
+        "async_diloco(3)" + SMALL,
         "topk(ratio=0.1) + quorum_rounds(3, quorum=3, overlap=0, late='drop', merge='radial')",
     ],
 )
@@ -68,14 +69,26 @@ def test_nobody_waits_for_a_late_learner_and_all_end_with_one_model(gang4: Gang,
 
 def test_of_all_ranks_it_is_diloco_bit_for_bit(gang2: Gang) -> None:
     """Whoever is late is waited for, until it has taken as many steps."""
-    twins = [
+    rounds, delayed, diloco = (
         gang2.run(trained, f"scatter(qsgd(bits=4, bucket=16)) + {schedule}{SMALL}", 7)
         for schedule in (
             "quorum_rounds(3, quorum=2, overlap=0, least=3, weigh='equal')",
+            "quorum_rounds(3, quorum=2, overlap=0, least=3, weigh='equal', delayed=0.0)",
             "slowmo(3, 0.9, 0.7, by_lr=False, nesterov=True)",
         )
-    ]
-    assert all(same(a, b) for mine, theirs in zip(*twins) for a, b in zip(mine, theirs))
+    )
+    for twins in rounds, delayed:
+        assert all(same(a, b) for mine, theirs in zip(twins, diloco) for a, b in zip(mine, theirs))
+
+
+def test_delayed_nesterov_is_that_of_the_simulator_bit_for_bit(gang2: Gang) -> None:
+    recipe = (
+        "scatter(qsgd(bits=4, bucket=16)) + quorum_rounds(3, quorum=2, least=3, weigh='equal', delayed=0.25)" + SMALL
+    )
+    real, virtual = gang2.run(trained, recipe, 10), simulated(recipe, 2, 10)
+    for mine, twin in zip(real, virtual, strict=True):
+        assert all(same(a, b) for a, b in zip(mine, twin, strict=True))
+        assert not same(mine[0], mine[-1])
 
 
 def halves(rank: int, size: int, recipe: str, folder: str, stops: bool) -> list[Any]:

@@ -153,7 +153,11 @@ def test_grace_takes_in_who_comes_within_the_slack_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["quorum_rounds(3)", "quorum_rounds(4, quorum=2, fragments=2)", "quorum_rounds(3, overlap=0)"]
+    "recipe",
+    [
+        *("quorum_rounds(3)", "quorum_rounds(4, quorum=2, fragments=2)", "quorum_rounds(3, overlap=0)"),
+        "quorum_rounds(3, least=3, weigh='equal', delayed=0.25)",
+    ],
 )
 @pytest.mark.parametrize("seconds", [one_slow, spikes])
 def test_every_step_is_merged_once(recipe: str, seconds: Callable[[int, int], float]) -> None:
@@ -302,11 +306,13 @@ RESUMED = (
     "decoupled_diloco(3)",
     "topk(ratio=0.1) + quorum_rounds(4, quorum=3, overlap=2, fragments=2, merge='radial') + bucket(0.00002)",
     "scatter(qsgd(bits=4, bucket=16)) + error_feedback() + quorum_rounds(3, overlap=0, late='drop')",
+    "async_diloco(3, share=0.25)",
 )
 
 
 @pytest.mark.parametrize(
-    ("recipe", "seconds"), [*((r, even) for r in RESUMED), (RESUMED[1], one_slow), (RESUMED[2], spikes)]
+    ("recipe", "seconds"),
+    [*((r, even) for r in RESUMED), (RESUMED[1], one_slow), (RESUMED[2], spikes), (RESUMED[3], one_slow)],
 )
 def test_a_run_that_is_killed_and_resumed_after_any_step_changes_no_bit(
     recipe: str, seconds: Callable[[int, int], float]

@@ -39,6 +39,15 @@ def test_who_is_behind_gets_what_the_first_of_those_ahead_holds() -> None:
                 assert torch.equal(given[key].view(torch.int32), held[key].view(torch.int32))
 
 
+def test_who_is_behind_gets_the_arrivals_that_the_velocity_waits_for() -> None:
+    ranks = learners()
+    for state in ranks[2].worker.loop.states:
+        state["arrived"], state["arrivals"] = torch.full_like(state["anchor"], 0.5), torch.tensor(2.0)
+    for latest in agreed(ranks, [3, 3, 4]):
+        assert all(torch.equal(s["arrived"], torch.full_like(s["anchor"], 0.5)) for s in latest.states)
+        assert [int(s["arrivals"]) for s in latest.states] == [2]
+
+
 def test_where_nobody_is_behind_nothing_travels() -> None:
     ranks = learners()
     assert [latest.states for latest in agreed(ranks, [4, 4, 4])] == [[], [], []]

@@ -172,6 +172,25 @@ def decoupled_diloco(every: int = 100, quorum: int = 1, rate: float = 0.7, momen
 
 
 @preset
+def async_diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, share: float = 0.0) -> Recipe:
+    """DiLoCo that applies each rank's model difference when it arrives; every N-th of N ranks moves the outer momentum.
+
+    A rank arrives after `every` steps of its own, however fast the others are, and its difference counts 1 / N. Between two
+    moves of the momentum each arrival takes the part `share` of it, at most 1 / N. Ranks of equal speed arrive together, and
+    then it is `diloco`, a step later. See `quorum_rounds(delayed=...)`.
+
+    Use: across sites, on machines of different or varying speed, where each rank's difference should be of as many steps.
+
+    Not for: runs that must be reproducible to the bit, nor runs of a few rounds, as `diloco`; many ranks of different speed on
+    slow links, where each arrival is a round of its own, in which all ranks send: use `decoupled_diloco`.
+
+    Paper: Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024.
+    """
+    rounds = QuorumRounds(every, rate=rate, momentum=momentum, weigh="equal", least=every, delayed=share)
+    return Recipe(DENSE, schedule=rounds)
+
+
+@preset
 def sparse_loco(
     every: int = 30, keep: int = 64, rate: float = 1.0, decay: float = 0.95, places: Literal["fixed", "rice"] = "fixed"
 ) -> Recipe:

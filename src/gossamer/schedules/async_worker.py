@@ -169,9 +169,10 @@ class AsyncWorker:
         settled = yield from join(handle)
         self._now, self._number = settled.follows, settled.follows.round.number
         fragment = self._fragment(round.number)
-        before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, read_numbers(settled.largest)))
+        *peaks, arrivals = read_numbers(settled.largest)
+        before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, peaks))
         for place, mean in zip(fragment.loop.buckets, settled.means if fine else []):
-            self._rule.outer.take(place, mean, 1.0)
+            self._rule.follow(place, mean, int(arrivals), self._loop.ranks.size)
         self._merged = tuple(self._loop.ranks.present.ranks[i] for i in settled.members)
         if fine:
             self._loop.record.closed(self._merged)
@@ -189,6 +190,8 @@ class AsyncWorker:
             fragment.is_late(self._rule.keeps, before)
         if self._due is None:
             self._since, self._due = 0, self._steps
+        if self._rule.by_arrival:
+            self._since = fragment.steps
 
     # -- a rank is lost, or comes back -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""How the progress of several ranks is merged: the mean, or the means of directions and of lengths."""
+"""How the progress of several ranks is merged, and how the anchor follows ranks that arrive one by one."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, Layout
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.loop import BucketView
+from gossamer.schedules.rounds import slow_velocity
 
 TINY = 1e-12  # a mean of unit directions that is shorter counts as 0
 
@@ -45,3 +47,45 @@ class Merge(NamedTuple):
             return []
         views = Bucket(flat, layout).tensors()
         return [v for name, v in views if v.numel() and not any(fnmatchcase(name, p) for p in self.plain)]
+
+
+class DelayedNesterov(NamedTuple):
+    """The rule by which an anchor follows arrivals D, of which every N-th moves the velocity; N is the number of ranks.
+
+    s += D / N;  at the N-th arrival  v = beta v + s, s = 0, a -= alpha (D / N + (1 - c (N - 1)) beta v), and at the others
+    a -= alpha (D / N + c beta v). A mean over k ranks counts as k arrivals, so the mean over all N is one step of `OuterStep`
+    with Nesterov momentum, bit for bit if c = 0.
+    """
+
+    beta: float
+    alpha: float
+    share: float  # c
+
+    def take(self, place: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
+        """Move one bucket's anchor by the mean over `arrivals` of `size` ranks."""
+        state = place.states["schedule"]
+        counted = arrivals_since(state)
+        while arrivals:
+            now = min(arrivals, max(size - counted, 1))  # after a loss more may be counted than there are ranks
+            is_last = counted + now >= size
+            self._follow(place, mean, now, size, is_last)
+            arrivals, counted = arrivals - now, 0 if is_last else counted + now
+        state["arrivals"] = torch.tensor(float(counted), dtype=torch.float64)
+
+    def _follow(self, place: BucketView, mean: Tensor, arrivals: int, size: int, is_last: bool) -> None:
+        """Move the anchor by arrivals between two moves of the velocity; `is_last` is True if they include the N-th."""
+        state, buffers = place.states["schedule"], place.layout.buffers
+        step = torch.mul(mean, arrivals / size, out=buffers.like(mean))
+        arrived = torch.add(state["arrived"], step, out=buffers.like(mean)) if "arrived" in state else step.clone()
+        if self.share and "velocity" in state:
+            step.add_(state["velocity"], alpha=self.share * self.beta * (arrivals - is_last))
+        if is_last:
+            velocity = slow_velocity(state, arrived, 1.0, self.beta, by_lr=False)
+            step.add_(velocity, alpha=(1 - self.share * (size - 1)) * self.beta)
+        state["arrived"] = torch.zeros_like(arrived) if is_last else arrived
+        state["anchor"] = torch.sub(state["anchor"], step.mul_(self.alpha), out=step)
+
+
+def arrivals_since(state: State) -> int:
+    """Return the number of arrivals since the velocity moved last."""
+    return int(state["arrivals"]) if "arrivals" in state else 0

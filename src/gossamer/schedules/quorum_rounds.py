@@ -5,18 +5,20 @@ from functools import cached_property, partial
 from typing import Annotated, Literal, final
 
 import torch
+from torch import Tensor
 
 from gossamer.core.binding import Binding
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.contracts import Policy
-from gossamer.core.loop import Loop
+from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Elastic, Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.async_worker import AsyncWorker
-from gossamer.schedules.merging import Merge
+from gossamer.schedules.merging import DelayedNesterov, Merge
+from gossamer.schedules.recovery import EQUAL
 from gossamer.schedules.round_closer import ClosingRule
 from gossamer.schedules.rounds import OuterStep, remember_anchor
 from gossamer.schedules.streaming import fragments_of
@@ -45,6 +47,11 @@ class QuorumRounds(Schedule, Elastic):
     A rank waits for an average when its `overlap` is over, or, if the round closed without it, at the end of its next round:
     there it finds out if other ranks are stuck.
 
+    With `delayed=c` momentum is that of asynchronous DiLoCo (delayed Nesterov): every N-th arrival moves the velocity and takes
+    it, each other one takes its own D / N and a part c of the old velocity, 0 <= c <= 1 / N. A round with k ranks counts as k
+    arrivals. A rank then answers after `every` steps of its own, whatever rounds it missed: set `least=every`, so that nobody
+    answers with fewer. The paper also gives slow ranks fewer steps, which `by_speed` does around schedules whose ranks meet.
+
     With quorum = N, no overlap and "equal" weights it equals `diloco` bit for bit if no rank is late. Ranks wait for each other
     in `consensus`, `finish`, `state_dict` and `save`, and still answer meanwhile. On one rank it is plain training; `diloco`
     takes its outer step there too.
@@ -57,12 +64,14 @@ class QuorumRounds(Schedule, Elastic):
     Not for: runs that must be reproducible bit for bit, since timing decides which ranks answer (the simulator is exact).
 
     Wire: the exchange's bytes once per `every` steps from every rank (late ranks send zeros), and 8 bytes per rank and round; always
-    over the host with gloo, even if the process group uses NCCL.
+    over the host with gloo, even if the process group uses NCCL. With `delayed` once per arrival instead, up
+    to N times as often.
 
     >>> QuorumRounds(every=100, quorum=3)
     quorum_rounds(100, quorum=3)
 
-    Paper: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026.
+    Papers: Douillard et al., Decoupled DiLoCo, arXiv 2604.21428, 2026; Liu et al., Asynchronous Local-SGD Training for Language
+    Modeling, arXiv 2401.09135, 2024 (`delayed`).
     """
 
     every: Annotated[int, Choice(4, 8, 12, 24, 48)]
@@ -77,6 +86,7 @@ class QuorumRounds(Schedule, Elastic):
     plain: tuple[str, ...] = ("*emb*", "*head*")
     fragments: int = 1
     least: int = 1
+    delayed: float | None = None
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"quorum_rounds: every must be at least 1 step, got {self.every}; 100 is usual")
@@ -102,6 +112,18 @@ class QuorumRounds(Schedule, Elastic):
             0 <= self.momentum < 1, f"quorum_rounds: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual"
         )
         require(self.rate > 0, f"quorum_rounds: rate must be positive, got {self.rate}; 0 would freeze the model")
+        require(
+            self.delayed is None or 0 <= self.delayed <= 1,
+            f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {self.delayed}; 0 is usual",
+        )
+        require(
+            self.delayed is None or self.fragments == 1,
+            f"quorum_rounds: delayed={self.delayed} with {self.fragments} fragments: it counts arrivals of whole models; leave fragments out",
+        )
+        require(
+            self.delayed is None or self.late == "keep",
+            f"quorum_rounds: delayed={self.delayed} with late='drop': a rank that misses rounds would never answer; leave late out",
+        )
 
     @property
     def slot(self) -> int:
@@ -134,9 +156,14 @@ class QuorumRounds(Schedule, Elastic):
             binding.trains_alone or self.quorum <= binding.size,
             f"quorum_rounds(quorum={self.quorum}) on {binding.size} ranks: the quorum is larger than the number of ranks; use at most {binding.size}",
         )
+        require(
+            self.delayed is None or self.delayed <= 1 / binding.size,
+            f"quorum_rounds(delayed={self.delayed}) on {binding.size} ranks: the ranks' parts of the velocity add up to more than 1; use at "
+            f"most 1 / {binding.size}",
+        )
 
     def policy(self, key: str) -> Policy:
-        return "equal" if key in ("anchor", "velocity", "lr", "round") else "drop"
+        return "equal" if key in (*EQUAL, "lr", "round", "arrivals") else "drop"
 
     def ends_round(self, step: int) -> bool:
         return step % self.every == 0
@@ -204,8 +231,16 @@ class QuorumRounds(Schedule, Elastic):
             self.late == "keep",
             partial(_weight, self.weigh),
             Merge(self.merge == "radial", self.plain),
-            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True),
+            self._follow,
+            self.delayed is not None,
         )
+
+    def _follow(self, place: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
+        """Move a bucket's anchor by the mean over `arrivals` of `size` ranks."""
+        if self.delayed is None:
+            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(place, mean, 1.0)
+        else:
+            DelayedNesterov(self.momentum, self.rate, self.delayed).take(place, mean, arrivals, size)
 
 
 def _weight(weigh: Weighing, steps: int, tokens: float) -> float:

@@ -12,9 +12,10 @@ from gossamer.core.errors import WireError
 from gossamer.core.hashes import hash_of
 from gossamer.core.loop import BucketView, Loop, UntrainedTensors
 from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+from gossamer.schedules.merging import arrivals_since
 
 LONGEST = 2**24  # bytes, at most, of a rank's description of its progress
-EQUAL = ("anchor", "velocity")  # state that is equal on all ranks, bit for bit
+EQUAL = ("anchor", "velocity", "arrived")  # state that is equal on all ranks, bit for bit
 
 
 class FurthestProgress(NamedTuple):
@@ -35,6 +36,7 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
         "members": list(members),
         "holds": [_held(place) for place in places],
     }
+    said["arrivals"] = arrivals_since(places[0].states["schedule"])
     said["untrained"] = _described(parts[0].untrained)
     wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(places[0].device)
     answers = yield from all_gather_ragged(wire, LONGEST)
@@ -45,6 +47,8 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
     if min(rounds) < max(rounds):
         for place, holds in zip(places, given["holds"]):
             states.append((yield from _give(place, holds, parts[0].ranks.rank == giver)))
+            if "arrived" in holds:
+                states[-1]["arrivals"] = torch.tensor(float(given["arrivals"]), dtype=torch.float64)
     yield from _give_untrained(parts[0], everyone, giver)
     return FurthestProgress(rounds[giver], int(given["step"]), tuple(given["members"]), states)
 
@@ -93,7 +97,7 @@ def _held(place: BucketView) -> list[str]:
 def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:
     try:
         said: Any = json.loads(wire.cpu().numpy().tobytes())
-        fits = isinstance(said["round"], int) and isinstance(said["step"], int) and len(said["holds"]) == blocks
+        fits = all(isinstance(said[key], int) for key in ("round", "step", "arrivals")) and len(said["holds"]) == blocks
         fits = fits and all(isinstance(m, int) for m in [*said["members"], *said["untrained"].values()])
         fits = fits and all(set(keys) <= set(EQUAL) for keys in said["holds"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):

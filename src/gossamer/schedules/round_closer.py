@@ -18,7 +18,6 @@ from gossamer.core.stream_events import StreamMark, copied_to
 from gossamer.core.verbs import Handle, Program, all_reduce, now, start, take_ticket, wait_quorum
 from gossamer.kernels.finite import peak
 from gossamer.schedules.merging import Merge
-from gossamer.schedules.rounds import OuterStep
 
 NEVER = 1e6  # seconds that a rank waits before its first step: the other ranks close the round
 
@@ -34,7 +33,8 @@ class ClosingRule(NamedTuple):
     keeps: bool
     weigh: Callable[[int, float], float]  # weight of steps and tokens since the last merge
     merge: Merge
-    outer: OuterStep
+    follow: Callable[[BucketView, Tensor, int, int], None]  # moves an anchor by a mean over so many of all ranks
+    by_arrival: bool  # True if a rank that missed a round still answers after `slot` steps of its own
 
 
 class Contribution(NamedTuple):
@@ -62,7 +62,10 @@ class QuorumRound:
 
 
 class RoundResult(NamedTuple):
-    """What a round's program returns: means equal on all ranks, and their peaks, not yet copied from the device."""
+    """What a round's program returns: means equal on all ranks, and their peaks, not yet copied from the device.
+
+    Behind the peaks stands the number of ranks that the means are over.
+    """
 
     means: list[Tensor]
     largest: Tensor
@@ -151,7 +154,7 @@ class RoundCloser:
             means.append(merge.made(mean, place.layout, lengths[i].div(total)))
             peaks.append(peak(means[-1]).double().view(1))
             drafts += [kept, carried] if offer is not None else [carried]
-        largest = torch.cat(peaks)
+        largest = torch.cat([*peaks, weights.count_nonzero().double().view(1)])
         for draft in drafts:
             draft.commit_if(largest.isfinite().all())
         return means, largest
