@@ -32,7 +32,7 @@ def answer_of(verb: Verb, size: int) -> Any:
             made = [kept(w) for w in wires]
             return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
         case Receive(source, length):
-            wire = torch.zeros(length, dtype=torch.uint8)
+            wire = torch.zeros(length, dtype=torch.uint8, device="cpu")
             return (0, wire) if source is None else wire
         case TakeTicket():
             return 1
