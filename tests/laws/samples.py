@@ -83,6 +83,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "qsgd(bits=8, bucket=1)",
         "qsgd(code='rice', levels=5, norm='l2', bucket=64)",
     ),
+    "quorum_rounds": ("quorum_rounds(2, weigh='equal', least=2, delayed=0.1)",),
     "rule": ("rule(\"name == 'a*'\", gather(topk()), error_feedback())",),
     "scatter": (
         "scatter(ternary(), answer=ternary(levels=3))",
