@@ -111,7 +111,7 @@ class MessageListener:
             return replace(promise, make=make)
 
         wires = [kept(j, w) if isinstance(w, LazyWire) and j != index else w for j, w in enumerate(verb.wires)]
-        return replace(verb, wires=wires)
+        return replace(verb, wires=wires, make_all=None)  # made one by one, so that each is heard
 
     def _hear(self, rank: int, step: int, verb: Verb) -> None:
         match verb:
