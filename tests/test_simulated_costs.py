@@ -9,6 +9,7 @@ from torch import nn
 
 from gossamer.core.errors import CostError
 from gossamer.costs import Cluster, Hosts
+from gossamer.costs.laws import Lognormal
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 from gossamer.planning.work import NoWork, Work
 from gossamer.simulate import ClusterCosts, Replica, Trained, costs_on, replicas, train
@@ -85,6 +86,16 @@ def test_a_slow_host_is_waited_for() -> None:
     assert uneven.seconds == pytest.approx(even.seconds + 2 * MODEL.computing)
     waits = [s.end - s.begin for s in uneven.spans if s.kind == "waiting" and s.rank == 0]
     assert sum(waits) > 2 * MODEL.computing
+
+
+def test_a_law_of_computing_is_drawn_for_each_rank_and_step() -> None:
+    recipe, law = "allreduce + bucket(100.0)", Lognormal(0.5)
+    even = trained(recipe, costs_on(CLUSTER, recipe, MODEL, NoWork()))
+    moody = trained(recipe, costs_on(replace(CLUSTER, law=law), recipe, MODEL, NoWork()))
+    later = sum(max(law.at(rank, step) for rank in range(4)) - 1 for step in (1, 2, 3))
+    assert later > 0.3
+    assert moody.seconds == pytest.approx(even.seconds + later * MODEL.computing)
+    assert all(map(torch.equal, flats(moody), flats(even)))
 
 
 @pytest.mark.parametrize("recipe", [TWO_BUCKETS, "qsgd + bucket(0.01)", "local_sgd(2)", "sgp", "accordion_batch(2)"])

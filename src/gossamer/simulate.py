@@ -82,26 +82,28 @@ def replicas(
 @dataclass(frozen=True)
 class ClusterCosts:
     """What a step takes on a cluster: its links, the processor's work of each program, and the model's forward, backward and
-    optimizer. A bucket is sent when its gradient is there, while the backward pass goes on.
+    optimizer, all three as the cluster's law of computing draws them. A bucket is sent when its gradient is there, while the
+    backward pass goes on.
     """
 
     links: ClusterLinks
     model: ModelCost
 
-    def before(self, rank: int, parts: int, averages: bool) -> float:
+    def before(self, rank: int, step: int, parts: int, averages: bool) -> float:
         """Seconds of a step before its first gradient is there; the optimizer's count as the next step's."""
         model, passes = self.model, parts - averages
         alone = passes * (model.forward + model.backward) + averages * model.forward + model.optimizer
-        return alone * self._slowdown(rank)
+        return alone * self._slowdown(rank, step)
 
-    def arrives(self, rank: int, bucket: int) -> float:
+    def arrives(self, rank: int, step: int, bucket: int) -> float:
         """Seconds of the backward pass from the gradients of the bucket before to those of this one."""
         last, earlier = len(self.model.buckets) - 1, 0.0 if bucket == 0 else self.model.arrival(bucket - 1)
         until = 1.0 if bucket == last else self.model.arrival(bucket)
-        return (until - earlier) * self.model.backward * self._slowdown(rank)
+        return (until - earlier) * self.model.backward * self._slowdown(rank, step)
 
-    def _slowdown(self, rank: int) -> float:
-        return self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
+    def _slowdown(self, rank: int, step: int) -> float:
+        host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
+        return host * self.links.cluster.law.at(rank, step)
 
 
 def costs_on(
@@ -226,7 +228,7 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
 
     def arrive(bucket: int) -> Program[None]:
         if isinstance(costs, ClusterCosts):
-            yield Compute(_nothing, "backward", costs.arrives(worker.rank, bucket))
+            yield Compute(_nothing, "backward", costs.arrives(worker.rank, worker.step, bucket))
 
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
@@ -237,7 +239,7 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         if isinstance(costs, ClusterCosts):
-            before = costs.before(rank, parts, worker.recipe.schedule.averages(step) and not alone)
+            before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
         else:
             before = parts * costs(rank, step)
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", before)

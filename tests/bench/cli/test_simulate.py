@@ -34,6 +34,13 @@ def test_it_shows_a_row_for_each_recipe(say: Say) -> None:
         assert word in out, word
 
 
+def test_a_law_makes_it_wait_for_the_slow_rank(say: Say) -> None:
+    """One rank computes three times as long, and the average waits for it at every step."""
+    plain, slow = (json.loads(say(*DIGITS, "--free-work", "--json", *law)[1])[0] for law in ((), ("--law", "slow 3")))
+    assert slow["seconds"] == pytest.approx(plain["seconds"] + 3 * 2 * 0.010)
+    assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -42,6 +49,8 @@ def test_it_shows_a_row_for_each_recipe(say: Say) -> None:
         (("digits", "--rate", "0mbit"), "'0mbit' must be more than 0"),
         (("digits", "--rate", "10mbit", "--workers", "1000"), "digits has 1437 training rows, and 1000 ranks with 4 each need 4000"),
         (("digits", "--rate", "10mbit", "--recipe", "no_such"), "no_such"),
+        (("digits", "--rate", "10mbit", "--law", "slow"), "'slow' is no law of computing: write 'constant'"),
+        (("digits", "--cluster", "c.toml", "--law", "slow 2"), "--law and --cluster both describe the cluster"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),
     ],
 )  # fmt: skip

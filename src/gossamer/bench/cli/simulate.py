@@ -16,7 +16,7 @@ from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import cluster_of, cost_of
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of
 from gossamer.costs import Cluster
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
@@ -58,6 +58,7 @@ def simulate_command(
     ] = 20,
     rate: Annotated[str | None, typer.Option(help="Rate of a rank's link: '200mbit'.")] = None,
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between ranks: '30us'.")] = None,
+    law: Annotated[str | None, typer.Option(help=LAW_HELP)] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
     step: Annotated[
         str | None, typer.Option(help="Seconds of one step of one rank alone; measured by default.")
@@ -75,7 +76,7 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with time lines of up to 16 ranks.")] = False,
 ) -> None:
     """Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes."""
-    asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None}
+    asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None, "--law": law}
     where = cluster_of(cluster, workers, 0, 1, asked)
     if where.size != workers:
         raise InputError(f"{cluster} describes {where.size} ranks, and --workers asks for {workers}; make them equal")
