@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import CostError
-from gossamer.core.verbs import Compute, Program
+from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
+from gossamer.costs.events import EventClock, Events
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.links import ClusterLinks
 from gossamer.fabrics.sim import Network, TimeSpan, simulate
@@ -103,13 +104,22 @@ class ClusterCosts:
 
     def _slowdown(self, rank: int, step: int) -> float:
         host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
-        return host * self.links.cluster.law.at(rank, step)
+        return host * self.links.cluster.law.at(rank, step) * self.links.events.factor(rank)
+
+    def of_a_run(self) -> "ClusterCosts":
+        """The same with events that none of their ranks has reached."""
+        return replace(self, links=replace(self.links, events=EventClock(self.links.events.events)))
 
 
 def costs_on(
-    cluster: Cluster, recipe: "str | Recipe", model: ModelCost, work: WorkSource | None = None
+    cluster: Cluster,
+    recipe: "str | Recipe",
+    model: ModelCost,
+    work: WorkSource | None = None,
+    events: Events | None = None,
 ) -> ClusterCosts:
-    """The costs of a recipe and a model on a cluster; `work` says where processor seconds come from, by default measured here.
+    """The costs of a recipe and a model on a cluster; `work` says where processor seconds come from, by default measured here,
+    and `events` when a rank or a link is slow.
 
     Averages are charged; messages of gossip and of schedules with a server cost the processor nothing here.
 
@@ -130,7 +140,8 @@ def costs_on(
             seconds.append(piece.work + inside)
             inside = piece.inside
         pieces[bucket.name] = seconds
-    return ClusterCosts(ClusterLinks(cluster, pieces), replace(model, buckets=[b.names for b in programs.buckets]))
+    links = ClusterLinks(cluster, pieces, EventClock(events or Events()))
+    return ClusterCosts(links, replace(model, buckets=[b.names for b in programs.buckets]))
 
 
 def train(
@@ -154,15 +165,14 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
-    costs = network if isinstance(network, ClusterCosts) else None
+    costs, links = (network.of_a_run(), None) if isinstance(network, ClusterCosts) else (None, network)
     if costs is not None and costs.links.cluster.size != len(ranks):
         raise CostError(f"the cluster has {costs.links.cluster.size} ranks and {len(ranks)} train; give as many")
-    links = network.links if isinstance(network, ClusterCosts) else network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
     programs = [listen(r.worker.rank, _run(r, backward, steps, costs or seconds)) for r in ranks]
-    outcome = simulate(programs, links, ledger)
+    outcome = simulate(programs, links if costs is None else costs.links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
     return Trained(list(ranks), ledger, outcome.spans)
@@ -239,6 +249,7 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         if isinstance(costs, ClusterCosts):
+            costs.links.events.begin(rank, step, (yield from now()))
             before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
         else:
             before = parts * costs(rank, step)
