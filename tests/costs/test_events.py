@@ -45,7 +45,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert found.sentences() == [
         "rank 3 computes 4 times as long in 50 steps, from step 10 on",
         "the link of rank 1 has 5 Mbit/s for 30 s, from 2 s on",
-        "a message is 200 ms late with chance 0.01, from 0 us on",
+        "a message is 200 ms late with chance 0.01, from the start on",
     ]
 
 

@@ -25,6 +25,8 @@ class Begin(NamedTuple):
         return step >= self.step and clock >= self.seconds
 
     def __str__(self) -> str:
+        if self == Begin():
+            return "the start"
         return f"step {self.step}" if self.step else say_seconds(self.seconds)
 
 
