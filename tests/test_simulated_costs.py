@@ -9,6 +9,8 @@ from torch import nn
 
 from gossamer.core.errors import CostError
 from gossamer.costs import Cluster, Hosts
+from gossamer.costs.events import Begin, Events, LateMessages, LinkRate, SlowSteps
+from gossamer.costs.laws import Lognormal
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 from gossamer.planning.work import NoWork, Work
 from gossamer.simulate import ClusterCosts, Replica, Trained, costs_on, replicas, train
@@ -85,6 +87,61 @@ def test_a_slow_host_is_waited_for() -> None:
     assert uneven.seconds == pytest.approx(even.seconds + 2 * MODEL.computing)
     waits = [s.end - s.begin for s in uneven.spans if s.kind == "waiting" and s.rank == 0]
     assert sum(waits) > 2 * MODEL.computing
+
+
+def test_a_law_of_computing_is_drawn_for_each_rank_and_step() -> None:
+    recipe, law = "allreduce + bucket(100.0)", Lognormal(0.5)
+    even = trained(recipe, costs_on(CLUSTER, recipe, MODEL, NoWork()))
+    moody = trained(recipe, costs_on(replace(CLUSTER, law=law), recipe, MODEL, NoWork()))
+    later = sum(max(law.at(rank, step) for rank in range(4)) - 1 for step in (1, 2, 3))
+    assert later > 0.3
+    assert moody.seconds == pytest.approx(even.seconds + later * MODEL.computing)
+    assert all(map(torch.equal, flats(moody), flats(even)))
+
+
+def with_events(events: Events, recipe: str, steps: int = 3) -> Trained:
+    return trained(recipe, costs_on(CLUSTER, recipe, MODEL, NoWork(), events), steps)
+
+
+def test_slow_steps_of_one_rank_are_waited_for() -> None:
+    recipe = "allreduce + bucket(100.0)"
+    plain = with_events(Events(), recipe, 4).seconds
+    by_step = with_events(Events(slow=(SlowSteps(2, 3.0, 2, Begin(step=2)),)), recipe, 4)
+    assert by_step.seconds == pytest.approx(plain + 2 * 2 * MODEL.computing)
+    by_clock = with_events(Events(slow=(SlowSteps(2, 3.0, 9, Begin(seconds=plain / 2 + 0.01)),)), recipe, 4)
+    assert by_clock.seconds == pytest.approx(plain + 2 * MODEL.computing)
+
+
+def test_a_slow_link_takes_longer_for_what_crosses_meanwhile() -> None:
+    recipe = "allreduce + bucket(100.0)"
+    plain = with_events(Events(), recipe, 1).seconds
+    bits = 6 / 4 * 4 * MODEL.numel
+    assert with_events(Events(links=(LinkRate(1, 1e5, 1e9),)), recipe, 1).seconds == pytest.approx(
+        plain + bits / 1e5 - bits / 1e6
+    )
+    half = bits / 1e6 / 2
+    midway = Events(links=(LinkRate(1, 1e5, half, Begin(seconds=MODEL.computing)),))
+    assert with_events(midway, recipe, 1).seconds == pytest.approx(plain + half - half / 10)
+
+
+def test_a_late_message_makes_its_collective_late() -> None:
+    always = Events(late=(LateMessages(1.0, 0.2),))
+    recipe = "allreduce + bucket(100.0)"
+    assert with_events(always, recipe).seconds == pytest.approx(with_events(Events(), recipe).seconds + 3 * 0.2)
+    assert with_events(always, "sgp").seconds > with_events(Events(), "sgp").seconds + 0.2
+
+
+@pytest.mark.parametrize("recipe", [TWO_BUCKETS, "qsgd + bucket(0.01)", "local_sgd(2)", "sgp"])
+def test_events_change_times_and_no_number(recipe: str) -> None:
+    slow = (SlowSteps(1, 4.0, 2, Begin(step=2)),)
+    events = Events(slow, (LinkRate(3, 2e5, 0.5, Begin(seconds=0.3)),), (LateMessages(0.2, 0.2),), seed=5)
+    run, plain = with_events(events, recipe), with_events(Events(), recipe)
+    assert all(map(torch.equal, flats(run), flats(plain)))
+    assert run.ledger.sent == plain.ledger.sent
+    assert run.seconds > plain.seconds
+    costs = costs_on(CLUSTER, recipe, MODEL, NoWork(), events)
+    once, again = trained(recipe, costs), trained(recipe, costs)
+    assert once.spans == again.spans == run.spans
 
 
 @pytest.mark.parametrize("recipe", [TWO_BUCKETS, "qsgd + bucket(0.01)", "local_sgd(2)", "sgp", "accordion_batch(2)"])

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import CostError
-from gossamer.core.verbs import Compute, Program
+from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
+from gossamer.costs.events import EventClock, Events
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.links import ClusterLinks
 from gossamer.fabrics.sim import Network, TimeSpan, simulate
@@ -82,32 +83,43 @@ def replicas(
 @dataclass(frozen=True)
 class ClusterCosts:
     """What a step takes on a cluster: its links, the processor's work of each program, and the model's forward, backward and
-    optimizer. A bucket is sent when its gradient is there, while the backward pass goes on.
+    optimizer, all three as the cluster's law of computing draws them. A bucket is sent when its gradient is there, while the
+    backward pass goes on.
     """
 
     links: ClusterLinks
     model: ModelCost
 
-    def before(self, rank: int, parts: int, averages: bool) -> float:
+    def before(self, rank: int, step: int, parts: int, averages: bool) -> float:
         """Seconds of a step before its first gradient is there; the optimizer's count as the next step's."""
         model, passes = self.model, parts - averages
         alone = passes * (model.forward + model.backward) + averages * model.forward + model.optimizer
-        return alone * self._slowdown(rank)
+        return alone * self._slowdown(rank, step)
 
-    def arrives(self, rank: int, bucket: int) -> float:
+    def arrives(self, rank: int, step: int, bucket: int) -> float:
         """Seconds of the backward pass from the gradients of the bucket before to those of this one."""
         last, earlier = len(self.model.buckets) - 1, 0.0 if bucket == 0 else self.model.arrival(bucket - 1)
         until = 1.0 if bucket == last else self.model.arrival(bucket)
-        return (until - earlier) * self.model.backward * self._slowdown(rank)
+        return (until - earlier) * self.model.backward * self._slowdown(rank, step)
 
-    def _slowdown(self, rank: int) -> float:
-        return self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
+    def _slowdown(self, rank: int, step: int) -> float:
+        host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
+        return host * self.links.cluster.law.at(rank, step) * self.links.events.factor(rank)
+
+    def of_a_run(self) -> "ClusterCosts":
+        """The same with events that none of their ranks has reached."""
+        return replace(self, links=replace(self.links, events=EventClock(self.links.events.events)))
 
 
 def costs_on(
-    cluster: Cluster, recipe: "str | Recipe", model: ModelCost, work: WorkSource | None = None
+    cluster: Cluster,
+    recipe: "str | Recipe",
+    model: ModelCost,
+    work: WorkSource | None = None,
+    events: Events | None = None,
 ) -> ClusterCosts:
-    """The costs of a recipe and a model on a cluster; `work` says where processor seconds come from, by default measured here.
+    """The costs of a recipe and a model on a cluster; `work` says where processor seconds come from, by default measured here,
+    and `events` when a rank or a link is slow.
 
     Averages are charged; messages of gossip and of schedules with a server cost the processor nothing here.
 
@@ -128,7 +140,8 @@ def costs_on(
             seconds.append(piece.work + inside)
             inside = piece.inside
         pieces[bucket.name] = seconds
-    return ClusterCosts(ClusterLinks(cluster, pieces), replace(model, buckets=[b.names for b in programs.buckets]))
+    links = ClusterLinks(cluster, pieces, EventClock(events or Events()))
+    return ClusterCosts(links, replace(model, buckets=[b.names for b in programs.buckets]))
 
 
 def train(
@@ -152,15 +165,14 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
-    costs = network if isinstance(network, ClusterCosts) else None
+    costs, links = (network.of_a_run(), None) if isinstance(network, ClusterCosts) else (None, network)
     if costs is not None and costs.links.cluster.size != len(ranks):
         raise CostError(f"the cluster has {costs.links.cluster.size} ranks and {len(ranks)} train; give as many")
-    links = network.links if isinstance(network, ClusterCosts) else network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
     programs = [listen(r.worker.rank, _run(r, backward, steps, costs or seconds)) for r in ranks]
-    outcome = simulate(programs, links, ledger)
+    outcome = simulate(programs, links if costs is None else costs.links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
     return Trained(list(ranks), ledger, outcome.spans)
@@ -226,7 +238,7 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
 
     def arrive(bucket: int) -> Program[None]:
         if isinstance(costs, ClusterCosts):
-            yield Compute(_nothing, "backward", costs.arrives(worker.rank, bucket))
+            yield Compute(_nothing, "backward", costs.arrives(worker.rank, worker.step, bucket))
 
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
@@ -237,7 +249,8 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         if isinstance(costs, ClusterCosts):
-            before = costs.before(rank, parts, worker.recipe.schedule.averages(step) and not alone)
+            costs.links.events.begin(rank, step, (yield from now()))
+            before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
         else:
             before = parts * costs(rank, step)
         loss = yield Compute(lambda: _gradients(replica, backward), "compute", before)

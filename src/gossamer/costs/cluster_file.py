@@ -1,49 +1,17 @@
 """Reads and writes a cluster as a TOML file."""
 
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from gossamer.core.errors import CostError
-from gossamer.core.parts import nearest
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster, Hosts, WorkTable
 from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank, read_trace
+from gossamer.costs.toml_reader import TomlReader, number, one_of, text_as, whole
 
 FORMAT = 1
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int:
-        raise CostError(f"must be a whole number, not {value!r}")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CostError(f"must be a number, not {value!r}")
-    return float(value)
-
-
-def _text(read: Callable[[str], Any]) -> Callable[[Any], Any]:
-    def parse(value: Any) -> Any:
-        if not isinstance(value, str):
-            raise CostError(f"must be a text with a unit, not {value!r}")
-        return read(value)
-
-    return parse
-
-
-def _one_of(*known: str) -> Callable[[Any], str]:
-    def parse(value: Any) -> str:
-        if value not in known:
-            raise CostError(f"must be {' or '.join(map(repr, known))}, not {value!r}")
-        return value
-
-    return parse
 
 
 def _list(value: Any) -> list[Any]:
@@ -56,34 +24,34 @@ def _efficiency(value: Any) -> Mapping[str, float]:
     patterns = ("ring", "pairs", "one", "shared")
     if not isinstance(value, dict) or not value.keys() <= {*patterns}:
         raise CostError(f"must be a table with some of {', '.join(patterns)}")
-    return {name: _number(share) for name, share in value.items()}
+    return {name: number(share) for name, share in value.items()}
 
 
 HOSTS: dict[str, Callable[[Any], Any]] = {
-    "count": _whole,
-    "ranks": _whole,
-    "up": _text(quantities.rate),
-    "down": _text(quantities.rate),
-    "latency": _text(quantities.seconds),
-    "inside": _text(quantities.rate),
-    "cores": _number,
-    "device": _one_of("cpu", "gpu"),
-    "speed": _number,
-    "memory": _text(quantities.size),
-    "memory_rate": _text(quantities.rate),
-    "price": _text(lambda text: quantities.price(text, "h")),
-    "egress": _text(lambda text: quantities.price(text, "GB")),
-    "mtbf": _text(quantities.seconds),
+    "count": whole,
+    "ranks": whole,
+    "up": text_as(quantities.rate),
+    "down": text_as(quantities.rate),
+    "latency": text_as(quantities.seconds),
+    "inside": text_as(quantities.rate),
+    "cores": number,
+    "device": one_of("cpu", "gpu"),
+    "speed": number,
+    "memory": text_as(quantities.size),
+    "memory_rate": text_as(quantities.rate),
+    "price": text_as(lambda text: quantities.price(text, "h")),
+    "egress": text_as(lambda text: quantities.price(text, "GB")),
+    "mtbf": text_as(quantities.seconds),
 }
 NETWORK: dict[str, Callable[[Any], Any]] = {
-    "payload": _number,
+    "payload": number,
     "efficiency": _efficiency,
-    "byte_seconds": _number,
-    "program_seconds": _number,
+    "byte_seconds": number,
+    "program_seconds": number,
 }
 FAILURES: dict[str, Callable[[Any], Any]] = {
-    "restart": _text(quantities.seconds),
-    "checkpoint": _text(quantities.seconds),
+    "restart": text_as(quantities.seconds),
+    "checkpoint": text_as(quantities.seconds),
 }
 LAWS: dict[
     str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]
@@ -95,48 +63,39 @@ LAWS: dict[
     "trace": (read_trace, ("trace",)),
 }
 COMPUTE: dict[str, Callable[[Any], Any]] = {
-    "law": _one_of(*LAWS),
-    "trace": _text(Path),
-    "rank": _whole,
-    **dict.fromkeys(("tail", "sigma", "factor", "share"), _number),
+    "law": one_of(*LAWS),
+    "trace": text_as(Path),
+    "rank": whole,
+    **dict.fromkeys(("tail", "sigma", "factor", "share"), number),
 }
 WORK: dict[str, Callable[[Any], Any]] = {
-    "device": _one_of("cpu", "gpu"),
-    "bytes": _whole,
-    "ranks": lambda value: tuple(map(_whole, _list(value))),
-    "seconds": lambda value: tuple(tuple(map(_number, _list(row))) for row in _list(value)),
+    "device": one_of("cpu", "gpu"),
+    "bytes": whole,
+    "ranks": lambda value: tuple(map(whole, _list(value))),
+    "seconds": lambda value: tuple(tuple(map(number, _list(row))) for row in _list(value)),
 }
 TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "work", "sources")
 
 
 def read_cluster(path: Path) -> Cluster:
     """Read a cluster. An error names the file, the line and the field."""
-    try:
-        text = path.read_text()
-        table = tomllib.loads(text)
-    except OSError as error:
-        raise CostError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CostError(f"{path} is not TOML: {error}") from None
-    return _ClusterReader(path, text).cluster(table)
+    reader = _ClusterReader(path)
+    return reader.cluster(reader.table)
 
 
-class _ClusterReader:
-    def __init__(self, path: Path, text: str) -> None:
-        self._path, self._lines = path, text.splitlines()
-
+class _ClusterReader(TomlReader):
     def cluster(self, table: dict[str, Any]) -> Cluster:
-        self._known(table, TOP, "")
+        self.known(table, TOP, "")
         if table.get("format") != FORMAT:
-            self._fail("format", f"must be {FORMAT}, not {table.get('format')!r}")
+            self.fail("format", f"must be {FORMAT}, not {table.get('format')!r}")
         groups: Any = table.get("hosts")
         if not isinstance(groups, list) or not groups:
-            self._fail("hosts", "must be one [[hosts]] table or several")
+            self.fail("hosts", "must be one [[hosts]] table or several")
         hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
-        network = self._fields(table.get("network", {}), NETWORK, 0)
-        network |= self._fields(table.get("failures", {}), FAILURES, 0)
+        network = self.fields(table.get("network", {}), NETWORK, 0)
+        network |= self.fields(table.get("failures", {}), FAILURES, 0)
         if "compute" in table:
-            network["law"] = self._law(self._fields(table["compute"], COMPUTE, 0))
+            network["law"] = self._law(self.fields(table["compute"], COMPUTE, 0))
         sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
         network["work"] = {
             name: self._work(name, table, n) for n, (name, table) in enumerate(table.get("work", {}).items())
@@ -144,7 +103,7 @@ class _ClusterReader:
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")
         if backend not in ("gloo", "nccl"):
-            self._fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
+            self.fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
         try:
             return Cluster(
                 hosts=hosts,
@@ -154,80 +113,58 @@ class _ClusterReader:
                 **network,
             )
         except CostError as error:
-            raise CostError(f"{self._path}: {error}") from None
+            raise CostError(f"{self.path}: {error}") from None
 
     def _hosts(self, group: Any, n: int) -> Hosts:
         if not isinstance(group, dict):
-            self._fail("hosts", "must be one [[hosts]] table or several")
-        fields = self._fields(group, HOSTS, n)
+            self.fail("hosts", "must be one [[hosts]] table or several")
+        fields = self.fields(group, HOSTS, n)
         if "count" not in fields:
-            self._fail("hosts", f"table {n + 1} needs a count", n)
+            self.fail("hosts", f"table {n + 1} needs a count", n)
         if "down" in fields and "up" not in fields:
-            self._fail("down", "is given without up; give both", n)
+            self.fail("down", "is given without up; give both", n)
         try:
             return Hosts(**fields)
         except CostError as error:
-            self._fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
+            self.fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
 
     def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
         if not isinstance(table, dict):
-            self._fail(recipe, 'must be a table: [work."' + recipe + '"]')
+            self.fail(recipe, 'must be a table: [work."' + recipe + '"]')
         try:
-            fields = self._fields(table, WORK, n)
+            fields = self.fields(table, WORK, n)
             if missing := [name for name in ("bytes", "ranks", "seconds") if name not in fields]:
                 raise CostError(f"{missing[0]} is missing")
             return WorkTable(**fields)
         except CostError as error:
-            if str(error).startswith(str(self._path)):
+            if str(error).startswith(str(self.path)):
                 raise
             raise CostError(
-                f'{self._path}, {self._line(f"[work.{chr(34)}{recipe}")}[work."{recipe}"]: {error}'
+                f'{self.path}, {self._line(f"[work.{chr(34)}{recipe}")}[work."{recipe}"]: {error}'
             ) from None
 
     def _line(self, begins: str) -> str:
-        found = next((i for i, line in enumerate(self._lines, 1) if line.strip().startswith(begins)), 0)
+        found = next((i for i, line in enumerate(self.lines, 1) if line.strip().startswith(begins)), 0)
         return f"line {found}: " if found else ""
 
     def _law(self, given: dict[str, Any]) -> ComputingLaw:
         """The law of computing; a trace lies beside this file unless its path is whole."""
         if "law" not in given:
-            self._fail("compute", f"needs a law: {' or '.join(map(repr, LAWS))}")
+            self.fail("compute", f"needs a law: {' or '.join(map(repr, LAWS))}")
         kind = given.pop("law")
         make, takes = LAWS[kind]
         for name in given:
             if name not in takes:
-                self._fail(name, f"is not of the law {kind!r}, which takes {', '.join(takes) or 'nothing'}")
+                self.fail(name, f"is not of the law {kind!r}, which takes {', '.join(takes) or 'nothing'}")
         if takes and takes[0] not in given:
-            self._fail("law", f"{kind!r} needs {takes[0]}")
+            self.fail("law", f"{kind!r} needs {takes[0]}")
         if "trace" in given:
-            given = {"path": self._path.parent / given["trace"]}
+            given = {"path": self.path.parent / given["trace"]}
         try:
             return make(**given)
         except CostError as error:
             field, _, wrong = str(error).partition(" ")
-            self._fail(*((field, wrong) if field in takes else ("trace", f"cannot be used: {error}")))
-
-    def _fields(self, table: Any, known: Mapping[str, Callable[[Any], Any]], n: int) -> dict[str, Any]:
-        self._known(table, tuple(known), " in a table")
-        out = dict[str, Any]()
-        for name, value in table.items():
-            try:
-                out[name] = known[name](value)
-            except CostError as error:
-                self._fail(name, str(error), n)
-        return out
-
-    def _known(self, table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
-        for name in table:
-            if name not in known:
-                self._fail(name, f"is not known{where}. {nearest(name, list(known))}")
-
-    def _fail(self, field: str, wrong: str, n: int = 0) -> NoReturn:
-        """Raise an error with the line of the n-th such field."""
-        pattern = re.compile(rf"\s*\[*\s*\"?{re.escape(field)}\b")
-        found = [i for i, line in enumerate(self._lines, 1) if pattern.match(line)]
-        line = f", line {found[min(n, len(found) - 1)]}" if found else ""
-        raise CostError(f"{self._path}{line}: {field} {wrong}")
+            self.fail(*((field, wrong) if field in takes else ("trace", f"cannot be used: {error}")))
 
 
 def write_cluster(cluster: Cluster) -> str:

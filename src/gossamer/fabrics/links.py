@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
 
 from gossamer.core.verbs import AllReduce
 from gossamer.costs import Cluster, Hosts
-from gossamer.costs.crossing import crossing_of, traffic
+from gossamer.costs.crossing import Crossing, crossing_of, traffic
+from gossamer.costs.events import EventClock, RequestTime
 from gossamer.fabrics.collectives import Collective
 
 
@@ -33,7 +33,7 @@ class Network:
         """Processor seconds of a program before its k-th request, or after its last: none."""
         return 0.0
 
-    def message(self, length: int, sender: int, to: int) -> tuple[float, float]:
+    def message(self, length: int, sender: int, to: int, when: RequestTime) -> tuple[float, float]:
         """Seconds that the sender's link is busy with a message, and those until it arrives after that."""
         if self.node_of(sender) == self.node_of(to):
             return length / self.inside, 0.0
@@ -42,7 +42,7 @@ class Network:
     def rate_of(self, rank: int) -> float:
         return self.rate[self.node_of(rank)] if isinstance(self.rate, tuple) else self.rate
 
-    def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int) -> float:
+    def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int, when: RequestTime) -> float:
         """Seconds of a collective once all ranks have reached it: the latencies, and the slowest link's transfer time."""
         hops = 0 if len({*map(self.node_of, ranks)}) < 2 else len(ranks) - 1
         crossed = max(self._crossing(verbs, ranks, size), default=0.0)
@@ -67,11 +67,12 @@ class ClusterLinks:
     """The links and processors of a cluster.
 
     `pieces` holds, for a program by its label, the processor seconds before each of its requests and after its last. The
-    ranks of a host share its cores, all of them at work.
+    ranks of a host share its cores, all of them at work. `events` are those of one run.
     """
 
     cluster: Cluster
     pieces: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
+    events: EventClock = field(default_factory=EventClock)
 
     @property
     def per_node(self) -> int:
@@ -105,23 +106,38 @@ class ClusterLinks:
         pieces = self.pieces.get(label, ())
         return pieces[piece] * self.slowdown(rank) if piece < len(pieces) else 0.0
 
-    def message(self, length: int, sender: int, to: int) -> tuple[float, float]:
+    def message(self, length: int, sender: int, to: int, when: RequestTime) -> tuple[float, float]:
         """Seconds that the sender's link is busy with a message, and those until it arrives after that."""
         if self.node_of(sender) == self.node_of(to):
             return length / self.host_of(sender).inside, 0.1 * self.latency
         down = self.host_of(to)
-        rate = min(self.host_of(sender).up, down.up if down.down is None else down.down)
-        seconds = 0.0 if rate == inf else length / (rate * self.cluster.payload * self.cluster.reaches("one"))
-        return seconds, self.latency
+        cards = [
+            (self._mates(sender), self.host_of(sender).up),
+            (self._mates(to), down.up if down.down is None else down.down),
+        ]
+        reached = self.cluster.payload * self.cluster.reaches("one")
+        late = self.events.lateness(sender, 1, when)
+        return self.events.transfer_seconds(length, cards, reached, when.clock), self.latency + late
 
-    def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int) -> float:
+    def seconds(self, verbs: Sequence[Collective], ranks: Sequence[int], size: int, when: RequestTime) -> float:
         """Seconds of a collective once all ranks have reached it: as planned for the first rank of each node."""
         firsts = {self.node_of(r): (r, v) for r, v in reversed([*zip(ranks, verbs, strict=True)])}
         crossings = {r: crossing_of(v, r, self.cluster, size) for r, v in firsts.values()}
         late = max(c.latency_seconds(self.cluster) for c in crossings.values())
+        again = max(self.events.lateness(rank, self._leaving(c), when) for rank, c in crossings.items())
         taken = list[float]()
         for rank, c in crossings.items():
             host, reached = self.host_of(rank), self.cluster.payload * self.cluster.reaches(c.pattern)
-            card = 0.0 if host.slowest_rate == inf else c.card / (host.slowest_rate * reached)
+            cards = [(self._mates(rank), host.slowest_rate)]
+            card = self.events.transfer_seconds(c.card, cards, reached, when.clock)
             taken += [card, c.inside / host.inside, 2 * c.sent * self.cluster.byte_seconds]
-        return late + max(taken)
+        return late + again + max(taken)
+
+    def _leaving(self, crossing: Crossing) -> int:
+        """Messages that leave a node: one rank's of a ring, and those of all its ranks where pairs exchange."""
+        return crossing.between * (self.per_node if crossing.pattern == "pairs" else 1)
+
+    def _mates(self, rank: int) -> range:
+        """The ranks of a rank's node, which share its card."""
+        first = self.node_of(rank) * self.per_node
+        return range(first, first + self.per_node)

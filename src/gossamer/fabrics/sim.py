@@ -39,6 +39,7 @@ from gossamer.core.verbs import (
     WaitQuorum,
 )
 from gossamer.costs.crossing import traffic
+from gossamer.costs.events import RequestTime
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.links import ClusterLinks, Network
@@ -285,7 +286,8 @@ class _Simulation:
             for task in tasks:
                 self.wake(task, began, error=PeerError(f"{wrong} (at {task.handle.label!r}, step {task.step})"))
             return
-        seconds = self.network.seconds(verbs, ranks, self.size)
+        when = RequestTime(began, tasks[0].step, tasks[0].handle.label)
+        seconds = self.network.seconds(verbs, ranks, self.size, when)
         for task, verb in present:
             self.note(task, verb, seconds)
             self.line(task.rank, "sending", began, began + seconds)
@@ -300,10 +302,14 @@ class _Simulation:
     def send(self, task: _Task, verb: Send) -> None:
         """Send a message: the sender continues at once, and its node's link is busy until the wire is out."""
         to, network = members(verb, self.size)[verb.to], self.network
-        node, (seconds, latency) = network.node_of(task.rank), network.message(verb.wire.numel(), task.rank, to)
-        out = task.clock + seconds
-        if network.node_of(to) != node:
-            self.link_free[node] = out = max(task.clock, self.link_free[node]) + seconds
+        node = network.node_of(task.rank)
+        leaves = network.node_of(to) != node
+        begin = max(task.clock, self.link_free[node]) if leaves else task.clock
+        when = RequestTime(begin, task.step, task.handle.label)
+        seconds, latency = network.message(verb.wire.numel(), task.rank, to, when)
+        out = begin + seconds
+        if leaves:
+            self.link_free[node] = out
         self.line(task.rank, "sending", out - seconds, out)
         self.note(task, verb, seconds)
         route = _Route(task.rank, to, task.lane, verb.among)

@@ -34,6 +34,38 @@ def test_it_shows_a_row_for_each_recipe(say: Say) -> None:
         assert word in out, word
 
 
+def test_a_law_makes_it_wait_for_the_slow_rank(say: Say) -> None:
+    """One rank computes three times as long, and the average waits for it at every step."""
+    plain, slow = (json.loads(say(*DIGITS, "--free-work", "--json", *law)[1])[0] for law in ((), ("--law", "slow 3")))
+    assert slow["seconds"] == pytest.approx(plain["seconds"] + 3 * 2 * 0.010)
+    assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
+
+
+def test_events_are_told_and_take_their_time(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    path.write_text('[[event]]\nkind = "slow"\nat = 2\nrank = 1\nfactor = 6\nsteps = 1\n')
+    plain, slow = (
+        json.loads(say(*DIGITS, "--free-work", "--json", *events)[1])[0] for events in ((), ("--events", str(path)))
+    )
+    assert (plain["events"], slow["events"]) == ([], ["rank 1 computes 6 times as long in 1 steps, from step 2 on"])
+    assert slow["seconds"] == pytest.approx(plain["seconds"] + 5 * 0.010)
+    assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
+
+
+def test_events_of_a_seed_repeat(say: Say) -> None:
+    first, second, other = (say(*DIGITS, "--free-work", "--events", f"random:{seed}")[1] for seed in (1, 1, 2))
+    assert first == second != other
+    assert "event: a message is 200 ms late with chance" in first
+
+
+def test_a_broken_file_of_events_is_refused(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "e.toml"
+    path.write_text('[[event]]\nkind = "slow"\nrank = 4\nfactor = 6\nsteps = 1\n')
+    code, out, err = say(*DIGITS, "--events", str(path))
+    assert (code, out) == (2, "")
+    assert "e.toml, line 3: rank must lie from 0 to 3, not 4" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -42,6 +74,10 @@ def test_it_shows_a_row_for_each_recipe(say: Say) -> None:
         (("digits", "--rate", "0mbit"), "'0mbit' must be more than 0"),
         (("digits", "--rate", "10mbit", "--workers", "1000"), "digits has 1437 training rows, and 1000 ranks with 4 each need 4000"),
         (("digits", "--rate", "10mbit", "--recipe", "no_such"), "no_such"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "random:x"), "takes a whole number, such as random:1, not 'random:x'"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml"), "none.toml cannot be read: No such file"),
+        (("digits", "--rate", "10mbit", "--law", "slow"), "'slow' is no law of computing: write 'constant'"),
+        (("digits", "--cluster", "c.toml", "--law", "slow 2"), "--law and --cluster both describe the cluster"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),
     ],
 )  # fmt: skip

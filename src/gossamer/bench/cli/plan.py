@@ -38,6 +38,7 @@ from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
 PAPERS = {"terngrad-paper": show_published, "utility": show_utility}  # instead of a model: others' figures
+LAW_HELP = "How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."
 
 
 def plan_command(
@@ -58,10 +59,7 @@ def plan_command(
     rate: Annotated[str | None, typer.Option(help="Rate of a host's link: '25gbit'.")] = None,
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between hosts: '30us'.")] = None,
     inside: Annotated[str | None, typer.Option(help="Rate between two ranks of a host: '300 GB/s'.")] = None,
-    law: Annotated[
-        str | None,
-        typer.Option(help="How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."),
-    ] = None,
+    law: Annotated[str | None, typer.Option(help=LAW_HELP)] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
     script: Annotated[
         Path | None, typer.Option(help="Your training script instead of a model; its arguments after --.")

@@ -16,16 +16,18 @@ from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import cluster_of, cost_of
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of
 from gossamer.costs import Cluster
+from gossamer.costs.event_file import random_events, read_events
+from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
-from gossamer.planning.work import NoWork, WorkSource
+from gossamer.planning.work import NoWork
 from gossamer.recipe import Recipe
-from gossamer.simulate import Trained, costs_on, replicas, train
+from gossamer.simulate import ClusterCosts, Trained, costs_on, replicas, train
 
 POINTS = 20  # of a loss curve that are printed as JSON
 KINDS = ("computing", "coding", "sending", "waiting")
@@ -58,6 +60,7 @@ def simulate_command(
     ] = 20,
     rate: Annotated[str | None, typer.Option(help="Rate of a rank's link: '200mbit'.")] = None,
     latency: Annotated[str | None, typer.Option(help="Seconds of a message between ranks: '30us'.")] = None,
+    law: Annotated[str | None, typer.Option(help=LAW_HELP)] = None,
     cluster: Annotated[Path | None, typer.Option(help="A cluster file instead; see docs/plan.")] = None,
     step: Annotated[
         str | None, typer.Option(help="Seconds of one step of one rank alone; measured by default.")
@@ -66,6 +69,10 @@ def simulate_command(
         bool,
         typer.Option("--free-work", help="Charge nothing for encoding and decoding, so that times repeat exactly."),
     ] = False,
+    events: Annotated[
+        str | None,
+        typer.Option(help="What goes wrong: a TOML file of events, or 'random:SEED'; see docs/simulator."),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 4,
     memory: Annotated[
         str | None, typer.Option(help="Bytes that all ranks may take: '4 GB'; half of what is free.")
@@ -75,7 +82,7 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with time lines of up to 16 ranks.")] = False,
 ) -> None:
     """Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes."""
-    asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None}
+    asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None, "--law": law}
     where = cluster_of(cluster, workers, 0, 1, asked)
     if where.size != workers:
         raise InputError(f"{cluster} describes {where.size} ranks, and --workers asks for {workers}; make them equal")
@@ -95,9 +102,23 @@ def simulate_command(
         Recipe.of(each)
     model = _cost(task, step, where)
     refuse_beyond_memory(recipes, model, where, _allowed(memory))
+    befalls = Events() if events is None else _events(events, where, rounds, model.computing)
     work = NoWork() if free_work else work_of(where)
-    found = [simulated(each, task, model, where, work, rounds) for each in recipes]
-    print(json.dumps([_told(run) for run in found], indent=1)) if as_json else _show(found, task, where)
+    found = [simulated(each, task, rounds, costs_on(where, each, model, work, befalls)) for each in recipes]
+    if as_json:
+        print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
+        return
+    _show(found, task, where, befalls)
+
+
+def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float) -> Events:
+    """The events of a file, or drawn by the seed of 'random:SEED'."""
+    if not text.startswith("random:"):
+        return read_events(Path(text), cluster.size)
+    seed = text.removeprefix("random:")
+    if not seed.isdecimal():
+        raise InputError(f"--events random:SEED takes a whole number, such as random:1, not {text!r}")
+    return random_events(int(seed), cluster, rounds, step_seconds)
 
 
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
@@ -110,25 +131,24 @@ def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> Model
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
-def simulated(
-    recipe: str, task: workloads.Workload, model: ModelCost, cluster: Cluster, work: WorkSource, rounds: int
-) -> Simulated:
+def simulated(recipe: str, task: workloads.Workload, rounds: int, costs: ClusterCosts) -> Simulated:
     """Train one recipe for so many rounds."""
+    size = costs.links.cluster.size
 
     def backward(net: nn.Module, rank: int, step: int) -> float:
-        loss = task.loss(net, task.batch(step - 1, rank, cluster.size))
+        loss = task.loss(net, task.batch(step - 1, rank, size))
         loss.backward()
         return loss.item()
 
     steps = rounds * Recipe.of(recipe).schedule.shape.period
-    fleet = replicas(recipe, task.model, task.optimizer, cluster.size, task.seed)
-    run = train(fleet, backward, steps, costs_on(cluster, recipe, model, work))
+    fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
+    run = train(fleet, backward, steps, costs)
     losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
     lines = defaultdict[int, list[tuple[str, float, float]]](list)
     for span in run.spans:
         if span.rank < 16:
             lines[span.rank].append((span.kind, span.begin, span.end))
-    sent = run.ledger.sent / cluster.size
+    sent = run.ledger.sent / size
     moments = _moments(run, len(losses))
     return Simulated(recipe, steps, run.seconds, sent, losses, moments, task.evaluate(fleet[0].model), dict(lines))
 
@@ -176,12 +196,14 @@ def _told(run: Simulated) -> dict[str, Any]:
     return told
 
 
-def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster) -> None:
+def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, events: Events) -> None:
     screen = console()
     links = f"{say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message"
     screen.print(
         escape(f"{task.name} on {cluster.size} virtual ranks, {links}; seconds are those of the cluster's clock.")
     )
+    for sentence in events.sentences():
+        screen.print(escape(f"event: {sentence}"))
     table = Table("recipe", "steps", "seconds", "a step", "sent a rank", "loss", task.metric, *KINDS)
     for run in runs:
         table.add_row(
