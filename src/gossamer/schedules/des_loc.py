@@ -32,7 +32,7 @@ class DESLOC(Schedule):
     Equal data on all ranks give the steps of one rank. `des_loc(1, 1, 1)` is not Adam on averaged gradients: the mean of
     squares is more than the square of the mean.
 
-    Use: local steps of Adam, where a rank's own moments drift and `slowmo(buffers="average")` sends three models a round.
+    Use: local steps of Adam, where a rank's own moments drift and `slowmo(8, buffers="average")` sends three models a round.
 
     Not for: plain SGD, which keeps no moments, so that it is `local_sgd`.
 

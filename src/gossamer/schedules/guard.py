@@ -31,10 +31,10 @@ class EDiTGuard(Part):
     In the first `warmup` rounds nobody is left out, but a rank whose model is not finite always is. If no rank is left, all
     return to the anchor. With equal lengths, and z and clip never reached, rounds are the plain ones, bit for bit.
 
-    Use: in `slowmo(guard=edit_guard())`, where now and then a rank goes astray: bad data, a spike of its loss.
+    Use: in `slowmo(100, guard=edit_guard())`, where now and then a rank goes astray: bad data, a spike of its loss.
 
     Not for: ranks whose data differ in kind: the one that has most to learn counts least. Nor ranks that deceive, whose message
-    may be short; `gather(mean=median())` bears those.
+    may be short; `gather(qsgd(), mean=median())` bears those.
 
     Wire: 8 bytes per rank and round.
 

@@ -56,7 +56,7 @@ def test_what_leaders_pass_on_within_a_node_is_read_as_well() -> None:
     (first, _) = explain("qsgd + per_node(2)", ranks=4).steps
     wires = [m for m in first.messages if "sum" not in m.way and m.bytes]
     assert wires
-    assert all(m.by == "qsgd()" for m in wires)
+    assert all(m.by == "qsgd(bucket=128)" for m in wires)
 
 
 def test_local_steps_are_told_in_a_line() -> None:
