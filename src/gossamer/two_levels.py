@@ -49,7 +49,7 @@ def in_two_levels(recipe: R, per_node: int) -> R:
 
     >>> from gossamer.recipe import Recipe
     >>> in_two_levels(Recipe.of("qsgd + rule('ndim < 2', allreduce(fp32()))"), 4)
-    nodes(scatter(qsgd()), 4) + rule('ndim < 2', nodes(allreduce(fp32()), 4))
+    nodes(scatter(qsgd(bucket=128)), 4) + rule('ndim < 2', nodes(allreduce(fp32()), 4))
     """
     given: Any = recipe
     schedule: Schedule = given.schedule

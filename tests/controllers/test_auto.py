@@ -72,13 +72,13 @@ def exchange(ranks: list[Replica]) -> str:
 def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
     ranks = make()
     run = train(ranks, pulled, CHOSEN, SLOW, alike)
-    assert exchange(ranks) == "scatter(qsgd())"
+    assert exchange(ranks) == "scatter(qsgd(bucket=128))"
     assert equal(ranks)
     *_, word = words(run)
     assert word.startswith("auto: qsgd from step 52: ")
     assert "dense (predicted " in word
     assert "; int8 " in word
-    assert word.endswith("; as 'allreduce + switch_exchange(51, scatter(qsgd()))'. Allowed: bf16, int8, qsgd")
+    assert word.endswith("; as 'allreduce + switch_exchange(51, scatter(qsgd(bucket=128)))'. Allowed: bf16, int8, qsgd")
     assert all(words(run, rank) == words(run) for rank in range(4))
 
 
@@ -119,7 +119,7 @@ def test_it_chooses_again_when_the_network_changes_and_never_too_soon() -> None:
     train(ranks, pulled, 300, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
     first = train(ranks, pulled, 250, SLOW, alike)
-    assert exchange(ranks) == "scatter(qsgd())"
+    assert exchange(ranks) == "scatter(qsgd(bucket=128))"
     assert equal(ranks)
     assert "auto measures again: other times" in words(first)
     train(ranks, pulled, 100, SLOW, alike)
@@ -143,7 +143,7 @@ def test_a_slow_rank_is_named_and_changes_nothing() -> None:
     said = words(run)
     assert len(said) == 1
     assert "nothing changes because rank 2 computes " in said[0]
-    assert exchange(ranks) == "scatter(qsgd())"
+    assert exchange(ranks) == "scatter(qsgd(bucket=128))"
 
 
 LIES: dict[str, Callable[[float, int], float]] = {
@@ -247,7 +247,7 @@ def test_a_run_that_resumes_keeps_its_choice() -> None:
     train(ranks, pulled, 100, SLOW, alike)
     again = resumed(ranks)
     run = train(again, pulled, 200, SLOW, alike)
-    assert exchange(again) == "scatter(qsgd())"
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
     assert words(run) == []
 
@@ -256,10 +256,10 @@ def test_in_a_world_of_another_size_it_measures_anew() -> None:
     ranks = make()
     train(ranks, pulled, 100, SLOW, alike)
     again = resumed(ranks, size=3)
-    assert exchange(again) == "scatter(qsgd())"
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
     run = train(again, pulled, 150, SLOW, alike)
     assert "auto measures again: another world or machine" in words(run)
-    assert exchange(again) == "scatter(qsgd())"
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
 
 
@@ -269,7 +269,7 @@ def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(at: int) ->
     train(ranks, pulled, at, SLOW, alike)
     again = resumed(ranks)
     train(again, pulled, 100 - at, SLOW, alike)
-    assert exchange(again) == "scatter(qsgd())"
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
 
 
@@ -362,7 +362,7 @@ def test_one_rank_alone_trains_plainly() -> None:
 def test_nodes_of_several_ranks_choose_among_recipes_in_two_levels() -> None:
     ranks = make("auto + per_node(2)")
     train(ranks, pulled, CHOSEN, Network(1e-4, 2e4, per_node=2, inside=1e9), alike)
-    assert exchange(ranks) == "nodes(scatter(qsgd()), 2)"
+    assert exchange(ranks) == "nodes(scatter(qsgd(bucket=128)), 2)"
     assert equal(ranks)
 
 

@@ -43,8 +43,8 @@ SAME = [
         "gather(topk(ratio=0.1)) + error_feedback()",
     ),
     (
-        "qsgd + accordion(scatter(qsgd()), scatter(qsgd()), 2, interval=1, threshold=0.1) + bucket(0.00002)",
-        "qsgd + bucket(0.00002)",
+        "scatter(qsgd()) + accordion(scatter(qsgd()), scatter(qsgd()), 2, interval=1, threshold=0.1) + bucket(0.00002)",
+        "scatter(qsgd()) + bucket(0.00002)",
     ),
     ("allreduce + accordion_batch(1, 2, interval=1)", "allreduce"),
     ("allreduce(fp32()) + gossip(push_sum(), overlap=False)", "sgp"),

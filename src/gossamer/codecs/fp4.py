@@ -13,7 +13,9 @@ _FORMATS = {"e2m1": E2M1, "e3m0": E3M0}
 @final
 @part("fp4")
 class FP4(ScaledCodec):
-    """4-bit floats: 2 bits of exponent and 1 of mantissa (`e2m1`: 0, .5, 1, 1.5, 2, 3, 4, 6), or 3 and 0 (`e3m0`: 0, 1/4, 1/2, ..., 16).
+    """4-bit floats with one scale per block of elements.
+
+    `e2m1`, 2 bits of exponent and 1 of mantissa: 0, .5, 1, 1.5, 2, 3, 4, 6. `e3m0`, 3 bits of exponent: 0, 1/4, 1/2, ..., 16.
 
     The largest element of a block is scaled to the format's largest number, and each element becomes one of its two neighbours
     at random: unbiased, to 2^-17 of their distance. `rounding="nearest"` has half the error, always the same way, and needs

@@ -114,7 +114,7 @@ def at_rate(recipe: Recipe, lr: float) -> tuple[Recipe, float]:
     """A recipe that multiplies the learning rate as far as its schedule can, and what is left to do.
 
     >>> at_rate(Recipe.of("qsgd"), 0.5), at_rate(Recipe.of("local_sgd(8)"), 0.5)[1]
-    ((scatter(qsgd()) + every_step(rate=0.5), 1.0), 0.5)
+    ((scatter(qsgd(bucket=128)) + every_step(rate=0.5), 1.0), 0.5)
     """
     schedule = recipe.schedule
     if lr == 1 or not isinstance(schedule, EveryStep):
