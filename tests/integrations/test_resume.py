@@ -171,7 +171,7 @@ def mistaken(rank: int, size: int, path: str) -> list[str]:
 
 def test_what_does_not_belong_here_is_refused(gang2: Gang, tmp_path: Path) -> None:
     for recipe, kind, key in gang2.run(mistaken, str(tmp_path)):
-        assert "scatter(qsgd())" in recipe
+        assert "scatter(qsgd(bucket=128))" in recipe
         assert "scatter(ternary(), answer=qsgd(bits=3))" in recipe
         assert "not a checkpoint" in kind
         assert "holds nothing under 'comm'; it was saved under ['other']" in key

@@ -73,6 +73,7 @@ ASKS = (
     "independent",
     "accordion",
     "dqsgd",
+    "auto(",
     "buffers='average'",
 )  # lengths that follow data; controllers
 SILENT = [r for r in fleet.ALL if not any(word in r for word in ASKS)]

@@ -283,12 +283,14 @@ class Present(NamedTuple):
 class GatheredWires(list[Tensor]):
     """Gathered wires, and what ranks that a fabric serves together have made of them.
 
-    What all ranks would compute alike, the first of them computes, and the others copy.
+    What all ranks would compute alike, the first of them computes, and the others copy what `copied` has kept of it.
     """
 
-    def __init__(self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]]) -> None:
+    def __init__(
+        self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]], copied: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__(wires)
-        self.known = known
+        self.known, self.copied = known, copied
 
 
 def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T]) -> T:
@@ -297,7 +299,7 @@ def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T
         return compute()
     if key not in wires.known:
         found = compute()
-        wires.known[key] = out.clone(), found
+        wires.known[key] = wires.copied(out), found
         return found
     written, found = wires.known[key]
     out.copy_(written)
@@ -392,7 +394,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
     padded[: wire.numel()] = wire
     wires = yield AllGather(padded, agreed=True)
     cut = [w[:n] for w, n in zip(wires, lengths, strict=True)]
-    return GatheredWires(cut, wires.known) if isinstance(wires, GatheredWires) else cut
+    return GatheredWires(cut, wires.known, wires.copied) if isinstance(wires, GatheredWires) else cut
 
 
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:

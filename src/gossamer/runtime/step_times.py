@@ -69,7 +69,7 @@ class StepTimes:
         """The program that averages a block, which is about to start; timed, where that is due."""
         due = self.due
         if due.runs and index == self._largest():
-            self._copy = flat.clone()
+            self._copy = self._worker.buckets[index].layout.buffers.like(flat).copy_(flat)
         if not due.times_blocks:
             return program
         self._ready[index].append((yield from now()) - self._began)

@@ -76,13 +76,17 @@ class DelayedNesterov(NamedTuple):
         """Move the anchor by arrivals between two moves of the velocity; `is_last` is True if they include the N-th."""
         state, buffers = place.states["schedule"], place.layout.buffers
         step = torch.mul(mean, arrivals / size, out=buffers.like(mean))
-        arrived = torch.add(state["arrived"], step, out=buffers.like(mean)) if "arrived" in state else step.clone()
+        arrived = (
+            torch.add(state["arrived"], step, out=buffers.like(mean))
+            if "arrived" in state
+            else buffers.like(mean).copy_(step)
+        )
         if self.share and "velocity" in state:
             step.add_(state["velocity"], alpha=self.share * self.beta * (arrivals - is_last))
         if is_last:
             velocity = slow_velocity(state, arrived, 1.0, self.beta, by_lr=False)
             step.add_(velocity, alpha=(1 - self.share * (size - 1)) * self.beta)
-        state["arrived"] = torch.zeros_like(arrived) if is_last else arrived
+        state["arrived"] = buffers.like(arrived).zero_() if is_last else arrived
         state["anchor"] = torch.sub(state["anchor"], step.mul_(self.alpha), out=step)
 
 

@@ -101,8 +101,9 @@ class NoLoCo(Schedule):
             one = loop.part([i])
             wires = arrived[i] if arrived else ()
             pair = _finite_pair(one, models[i], source, wires)
-            anchor = one.states[0]["anchor"]
-            moved = torch.add(*(torch.sub(anchor, x) for x in pair)).div_(2)
+            anchor, buffers = one.states[0]["anchor"], one.buckets[0].layout.buffers
+            first, second = (torch.sub(anchor, x, out=buffers.like(anchor)) for x in pair)
+            moved = first.add_(second).div_(2)
             outer.take(one.buckets[0], moved, lr)
         return_to_anchor(loop)
 

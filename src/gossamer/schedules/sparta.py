@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, final
 
-import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import Constraint, those
 from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.loop import Loop
@@ -16,7 +15,7 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.schedule import Schedule, Shape
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce
-from gossamer.mixers.healing import is_finite, pick
+from gossamer.mixers.healing import is_finite
 from gossamer.schedules import mixing
 
 
@@ -84,8 +83,8 @@ class SPARTA(Schedule):
         order = loop.ranks.context(cycle).rng.shared_normal("sparta/order", self.cycle).argsort()
         over = StridedMean(int(order[place]), self.cycle)
         models = loop.parameters()
-        for x in models:
-            loop.record.finite(None, is_finite(x[over.first :: over.stride].contiguous()))
+        for x, bucket in zip(models, loop.buckets, strict=True):
+            loop.record.finite(None, is_finite(over.taken(x, bucket.layout)))
         loop.assign((yield from loop.averages.local(models, over)))
 
 
@@ -98,14 +97,25 @@ class StridedMean(LosslessExchange):
     first: int
     stride: int
 
+    def taken(self, flat: Tensor, layout: Layout) -> Tensor:
+        """The elements that are averaged, one after the other."""
+        strided = flat[self.first :: self.stride]
+        room = layout.buffers.of(strided.numel() * strided.element_size(), flat.device)
+        return room.view(flat.dtype).copy_(strided)
+
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        own = block.flat[self.first :: self.stride].clone()
+        own = self.taken(block.flat, block.layout)
+        mine = block.layout.buffers.of((own.numel() + 1) * own.element_size(), own.device).view(own.dtype)
+        mine[:-1], mine[-1] = own, 1.0
         fine = is_finite(own)
-        one = own.new_ones(1)
-        mine = torch.cat([pick(fine, own, torch.zeros_like(own)), pick(fine, one, torch.zeros_like(one))])
+        if isinstance(fine, Tensor):
+            mine.masked_fill_(~fine, 0.0)
+        elif not fine:
+            mine.zero_()
         total = yield from all_reduce(mine)
-        merged = block.flat.clone()
-        merged[self.first :: self.stride] = total[:-1] / total[-1]
+        merged = block.for_mean()
+        merged.copy_(block.flat)
+        merged[self.first :: self.stride] = total[:-1].div_(total[-1])
 
         def add_sent(into: Tensor, weight: float) -> None:
             into[self.first :: self.stride].add_(own, alpha=weight)

@@ -91,14 +91,14 @@ class DionUpdate(Update):
 
     def _step(self, mean: Tensor, q: Tensor, moves: Tensor, stays: Tensor) -> Tensor:
         """Write one matrix's direction and what its momentum keeps; Q^T and P^T are rows, as in PowerSGD. Returns the next Q^T."""
-        top = mean.abs().amax()
+        top = torch.linalg.vector_norm(mean, ord=torch.inf)
         unit = torch.where(top > 0, top, torch.ones_like(top))
-        scaled = mean / unit
+        scaled = torch.div(mean, unit, out=stays)
         p = orthogonal((q @ scaled.t()).unsqueeze(0)).squeeze(0)
         r = p @ scaled
         lengths = torch.linalg.vector_norm(r, dim=1, keepdim=True)
         found = lengths > lengths.amax() * max(mean.shape) * torch.finfo(mean.dtype).eps
         directions = torch.where(found, r / lengths, 0.0)
         torch.mm(p.t(), directions, out=moves).mul_((mean.shape[0] / mean.shape[1]) ** 0.5)
-        torch.addmm(scaled, p.t(), r, alpha=self.momentum - 1, out=stays).mul_(unit)
+        stays.addmm_(p.t(), r, alpha=self.momentum - 1).mul_(unit)
         return torch.where(found, directions, q)

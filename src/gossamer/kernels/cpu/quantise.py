@@ -38,7 +38,7 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
 def encode_each(
     chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
 ) -> None:
-    values, said, words = torch.cat([*chunks]).detach().numpy(), norms.numpy(), np.array(keys, np.int64)
+    values, said, words = _joined(chunks).detach().numpy(), norms.numpy(), np.array(keys, np.int64)
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
     sizes = [chunk.numel() for chunk in chunks]
     where, lengths = np.cumsum([0, *sizes]), np.array([plane_bytes(n, bits) for n in sizes], np.int64)
@@ -55,6 +55,14 @@ def encode_each(
         wires.numpy(),
         lengths,
     )
+
+
+def _joined(chunks: Sequence[Tensor]) -> Tensor:
+    """Chunks as one tensor: a view where they lie one after the other, as those of a bucket do, and else a copy."""
+    ends = [chunk.data_ptr() + chunk.numel() * chunk.element_size() for chunk in chunks]
+    if all(end == chunk.data_ptr() for end, chunk in zip(ends, chunks[1:])):
+        return chunks[0].as_strided((sum(chunk.numel() for chunk in chunks),), (1,))
+    return torch.cat([*chunks])
 
 
 def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
