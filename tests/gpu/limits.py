@@ -17,6 +17,7 @@ KEPT = {
     "eden": 4,
     "drive": 4,
     "dqsgd": 4,
+    "auto": 4,
     "signsgd": 8,  # the direction
     "distributed_lion": 12,  # the momentum and the direction
     "dion": 16,  # residual, what the momentum kept, and the direction
@@ -85,6 +86,8 @@ PEAKS = {  # of those that choose among a whole block, look at whole matrices, o
     "onebit_adam": 14,
     "zero_one_adam": 14,
     "onebit_lamb": 24,
+    "dion": 10,
+    "noloco": 18,  # the model sent, the one received, the differences of both
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 CHANCE = 1.0  # and by how much two runs of the same may differ: lanes let go in an order of chance
@@ -99,7 +102,7 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
-    "demo": 60,  # each tensor's tiles, there and back for every rank
+    "demo": 125,  # each tensor's tiles and their places, there and back for every rank
     "sparse_loco": 60,  # the same, and the bins of its values
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
@@ -127,7 +130,8 @@ def syncs(recipe: Recipe) -> float:
                 2 / recipe.schedule.shape.period
             )  # once more for what ranks tell of their speed, when the average has come
         fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
-        return (fragments + recipe.controller.hears_loss) / every
+        guarded = 3 * (getattr(recipe.schedule, "guard", None) is not None)  # the length of its own, of all, of the mean
+        return (fragments + recipe.controller.hears_loss + guarded) / every
     if "resyncs" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.shape.period
     watches: Controller = recipe.controller
