@@ -107,6 +107,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "async_diloco(4, share=-0.1)": ("between 0 and 1 divided by the number of ranks", "0 is usual"),
     "async_diloco(4, share=1.5)": ("got 1.5", "0 is usual"),
     "allreduce + quorum_rounds(4, fragments=2, delayed=0.0)": ("arrivals of whole models", "leave fragments out"),
+    "allreduce + quorum_rounds(4, least=2, delayed=0.0)": ("after 4 steps of its own", "leave least out"),
     "allreduce + quorum_rounds(4, late='drop', delayed=0.0)": ("would never answer", "leave late out"),
     "allreduce + by_speed(quorum_rounds(4, delayed=0.0))": ("no rounds of local steps", "use local_sgd"),
 }

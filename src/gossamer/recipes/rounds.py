@@ -186,7 +186,7 @@ def async_diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, sha
 
     Paper: Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024.
     """
-    rounds = QuorumRounds(every, rate=rate, momentum=momentum, weigh="equal", least=every, delayed=share)
+    rounds = QuorumRounds(every, rate=rate, momentum=momentum, weigh="equal", delayed=share)
     return Recipe(DENSE, schedule=rounds)
 
 

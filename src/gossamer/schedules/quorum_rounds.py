@@ -49,8 +49,8 @@ class QuorumRounds(Schedule, Elastic):
 
     With `delayed=c` momentum is that of asynchronous DiLoCo (delayed Nesterov): every N-th arrival moves the velocity and takes
     it, each other one takes its own D / N and a part c of the old velocity, 0 <= c <= 1 / N. A round with k ranks counts as k
-    arrivals. A rank then answers after `every` steps of its own, whatever rounds it missed: set `least=every`, so that nobody
-    answers with fewer. The paper also gives slow ranks fewer steps, which `by_speed` does around schedules whose ranks meet.
+    arrivals. A rank then answers after `every` steps of its own, whatever rounds it missed, and with no fewer. The
+    paper also gives slow ranks fewer steps, which `by_speed` does around schedules whose ranks meet.
 
     With quorum = N, no overlap and "equal" weights it equals `diloco` bit for bit if no rank is late. Ranks wait for each other
     in `consensus`, `finish`, `state_dict` and `save`, and still answer meanwhile. On one rank it is plain training; `diloco`
@@ -115,6 +115,11 @@ class QuorumRounds(Schedule, Elastic):
         require(
             self.delayed is None or 0 <= self.delayed <= 1,
             f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {self.delayed}; 0 is usual",
+        )
+        require(
+            self.delayed is None or self.least in (1, self.every),
+            f"quorum_rounds: delayed={self.delayed} with least={self.least}: a rank answers after {self.every} steps of its own; leave "
+            "least out",
         )
         require(
             self.delayed is None or self.fragments == 1,
@@ -225,7 +230,7 @@ class QuorumRounds(Schedule, Elastic):
         return ClosingRule(
             self.slot,
             self.quorum,
-            self.least,
+            self.least if self.delayed is None else self.every,
             self.overlap,
             self.grace,
             self.late == "keep",
