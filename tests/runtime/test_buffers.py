@@ -33,7 +33,7 @@ MAKING = (  # what is on nobody's hot path
     *("strom", "adacomp"),  # lengths that follow the data
     "gtopk",  # merges, of what is kept and what is not
     *("lamb", "sign_columns"),  # steps and matrices are looked at one by one
-    "zero_one_adam_update",  # its moments are new tensors, as states are
+    *("zero_one_adam_update", "lion("),  # their moments are new tensors, as states are
     "gradiveq",  # products of matrices
     *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
     *("scale='one'", "signsgd"),  # coins for zeros

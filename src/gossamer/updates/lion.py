@@ -63,8 +63,8 @@ class Lion(Update):
 
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
         g = gradient.flat.div_(scale)
-        between = running(state.get("m"), g, self.beta1, out=gradient.new())
-        state["m"] = running(state.get("m"), g, self.beta2, out=gradient.new())
+        between = running(state.get("m"), g, self.beta1)
+        state["m"] = running(state.get("m"), g, self.beta2)
         signs = torch.sign(between, out=gradient.flat)
         return signs.add_(between.sub_(between)).mul_(scale)  # what is not finite has a sign, and must not look finite
 

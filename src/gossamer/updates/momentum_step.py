@@ -68,11 +68,9 @@ def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
     return moment / (1 - beta**steps)
 
 
-def running(old: Tensor | None, new: Tensor, beta: float, out: Tensor | None = None) -> Tensor:
-    """beta old + (1 - beta) new, in `out` or as a new tensor."""
-    if old is None:
-        return torch.mul(new, 1 - beta, out=out)
-    return torch.mul(old, beta, out=out).add_(new, alpha=1 - beta)
+def running(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
+    """beta old + (1 - beta) new, as a new tensor."""
+    return new * (1 - beta) if old is None else torch.add(old * beta, new, alpha=1 - beta)
 
 
 class MomentumStep(Update):
