@@ -124,7 +124,8 @@ def syncs(recipe: Recipe) -> float:
     if not (recipe.schedule.shape.averages_gradients or recipe.schedule.shape.mixes or "push_sum" in repr(recipe)):
         every = getattr(recipe.schedule, "every", 1)
         if recipe.schedule.shape.is_async:
-            return 2 / every  # once more before it claims its place
+            apart = getattr(recipe.schedule, "delayed", None) is not None  # then an arrival may be a round of its own
+            return (2 + apart) / every  # once more before it claims its place
         if recipe.schedule.shape.skips_steps:
             return (
                 2 / recipe.schedule.shape.period

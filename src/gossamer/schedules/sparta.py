@@ -106,7 +106,8 @@ class StridedMean(LosslessExchange):
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         own = self.taken(block.flat, block.layout)
         mine = block.layout.buffers.of((own.numel() + 1) * own.element_size(), own.device).view(own.dtype)
-        mine[:-1], mine[-1] = own, 1.0
+        mine[:-1].copy_(own)
+        mine[-1:].fill_(1.0)
         fine = is_finite(own)
         if isinstance(fine, Tensor):
             mine.masked_fill_(~fine, 0.0)
