@@ -155,7 +155,8 @@ def train(
     """Train all ranks for `steps` optimizer steps each, side by side; one alone as it does under `attach`: nothing is averaged,
     and outer steps are taken.
 
-    With `costs_on(...)` as the network, computing takes what it says, and not `seconds`. `listen` wraps each rank's program, and so sees its requests.
+    With `costs_on(...)` as the network, computing takes what it says, and not `seconds`. `listen` wraps each rank's program, and
+    so sees its requests.
 
     >>> def linear(): return nn.Linear(2, 1, bias=False)
     >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)

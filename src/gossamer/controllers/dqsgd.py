@@ -45,9 +45,9 @@ class DQSGD(Controller):
     `bits` are those on the wire, an element's sign included and a bucket's norm not, on average over `steps`; the bits that were
     sent are counted, and the rest is planned again at every step. `error` instead limits what rounding may add to the loss:
     (L lr^2 / 2) sum a^(T - t) v_t <= error, with L the `smoothness`, by default 1 / lr; `bits` is then ignored. `final` is
-    a^T, at the rate of the first step: in a problem of curvature k (1 - lr k)^(2 T). Where it is said too large and gradients fall
-    fast, bits are spent on early noise that would have worn off. `per="layer"` gives every parameter its own bits, by the same rule with one c;
-    parameters of fewer than 2048 elements share those of the one before. A width changes only for one that is nearer by more
+    a^T, at the rate of the first step: in a problem of curvature k (1 - lr k)^(2 T). Where it is said too large and gradients
+    fall fast, bits are spent on early noise that would have worn off. `per="layer"` gives every parameter its own bits, by the
+    same rule with one c; parameters of fewer than 2048 elements share those of the one before. A width changes only for one that is nearer by more
     than `slack` bits. After `steps` nothing changes any more. If the learning rate will be cut, pass when and by how much, as to
     MultiStepLR: `milestones`, `gamma`; noise after a cut counts gamma^2 times as much as before.
 
