@@ -30,6 +30,7 @@ from gossamer.runtime import Worker, params_of
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
+GoesOn = Callable[[int, float], bool]  # (step, virtual clock): True if a rank makes this step
 Listen = Callable[[int, Program[None]], Program[None]]  # (rank, its program): the program wrapped by a listener
 
 
@@ -57,6 +58,12 @@ class Trained:
     @property
     def seconds(self) -> float:
         return max(r.clock for r in self.replicas)
+
+    def moments(self, steps: int) -> list[float]:
+        """When each of the first rank's steps ended: when it began to compute for the next one."""
+        begins = [span.begin for span in self.spans if span.rank == 0 and span.kind == "computing"]
+        each = max(len(begins) // steps, 1)  # a step computes forward, and backward in pieces
+        return [*begins[each::each], self.replicas[0].clock][:steps]
 
 
 def replicas(
@@ -105,6 +112,11 @@ class ClusterCosts:
     def _slowdown(self, rank: int, step: int) -> float:
         host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
         return host * self.links.cluster.law.at(rank, step) * self.links.events.factor(rank)
+
+    def require(self, size: int) -> None:
+        """Refuse another number of ranks than the cluster has."""
+        if self.links.cluster.size != size:
+            raise CostError(f"the cluster has {self.links.cluster.size} ranks and {size} train; give as many")
 
     def of_a_run(self) -> "ClusterCosts":
         """The same with events that none of their ranks has reached."""
@@ -167,12 +179,16 @@ def train(
     0.5
     """
     costs, links = (network.of_a_run(), None) if isinstance(network, ClusterCosts) else (None, network)
-    if costs is not None and costs.links.cluster.size != len(ranks):
-        raise CostError(f"the cluster has {costs.links.cluster.size} ranks and {len(ranks)} train; give as many")
+    if costs is not None:
+        costs.require(len(ranks))
+    if costs is not None and costs.links.events.events.changes_ranks:
+        raise CostError(
+            "some ranks are to be lost, leave or come: give the events to gossamer.simulated_restarts.train"
+        )
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
-    programs = [listen(r.worker.rank, _run(r, backward, steps, costs or seconds)) for r in ranks]
+    programs = [listen(r.worker.rank, program(r, backward, steps, costs or seconds)) for r in ranks]
     outcome = simulate(programs, links if costs is None else costs.links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
@@ -234,7 +250,14 @@ def train_on_arrival(
     return out
 
 
-def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts | Seconds") -> Program[None]:
+def program(
+    replica: Replica,
+    backward: Backward,
+    steps: int,
+    costs: "ClusterCosts | Seconds",
+    goes_on: GoesOn = lambda step, clock: True,
+) -> Program[None]:
+    """A rank's steps; before each of those on a cluster, `goes_on` is asked whether it is made."""
     worker = replica.worker
 
     def arrive(bucket: int) -> Program[None]:
@@ -250,7 +273,10 @@ def _run(replica: Replica, backward: Backward, steps: int, costs: "ClusterCosts 
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         if isinstance(costs, ClusterCosts):
-            costs.links.events.begin(rank, step, (yield from now()))
+            clock = yield from now()
+            if not goes_on(step, clock):
+                break
+            costs.links.events.begin(rank, step, clock)
             before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
         else:
             before = parts * costs(rank, step)

@@ -8,7 +8,17 @@ import pytest
 from gossamer.core.errors import CostError
 from gossamer.costs import from_flags
 from gossamer.costs.event_file import random_events, read_events
-from gossamer.costs.events import Begin, EventClock, Events, LateMessages, LinkRate, RequestTime, SlowSteps
+from gossamer.costs.events import (
+    Absence,
+    Arrival,
+    Begin,
+    EventClock,
+    Events,
+    LateMessages,
+    LinkRate,
+    RequestTime,
+    SlowSteps,
+)
 
 GOOD = """seed = 7
 [[event]]
@@ -31,6 +41,52 @@ p = 0.01
 seconds = "200 ms"
 """
 
+AWAY = """[[event]]
+kind = "die"
+at = 9
+rank = 2
+back = "30 s"
+
+[[event]]
+kind = "leave"
+at = "2 min"
+rank = 1
+
+[[event]]
+kind = "join"
+at = "3 min"
+rank = 3
+"""
+
+
+def test_ranks_that_go_and_come_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    path.write_text(AWAY)
+    found = read_events(path, 4)
+    assert found.absences == (Absence(2, 30.0, False, Begin(step=9)), Absence(1, inf, True, Begin(seconds=120.0)))
+    assert found.arrivals == (Arrival(3, Begin(seconds=180.0)),)
+    assert found.changes_ranks
+    assert found.sentences() == [
+        "rank 2 is lost, for 30 s, at step 9",
+        "rank 1 leaves, and says so, for ever, at 120 s",
+        "rank 3 comes at 180 s",
+    ]
+
+
+def test_who_is_there_follows_steps_and_time() -> None:
+    events = Events(absences=(Absence(2, 30.0, begin=Begin(step=9)),), arrivals=(Arrival(3, Begin(step=4)),))
+    clock = EventClock(events)
+    assert clock.present(range(4), 0.0) == [0, 1, 2]
+    assert clock.next_loss(0.0) == inf
+    clock.begin(0, 4, 5.0)
+    assert (clock.next_loss(0.0), clock.present(range(4), 5.0)) == (5.0, [0, 1, 2, 3])
+    clock.begin(1, 9, 11.0)  # another rank's step
+    clock.begin(2, 9, 12.0)
+    assert (clock.next_loss(5.0), clock.present(range(4), 12.0)) == (12.0, [0, 1, 3])
+    assert (clock.next_loss(12.0), clock.present(range(4), 42.0)) == (42.0, [0, 1, 2, 3])
+    clock.begin(2, 9, 50.0)  # the step is made again, and the rank is not lost again
+    assert clock.next_loss(42.0) == inf
+
 
 def test_a_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "events.toml"
@@ -52,8 +108,8 @@ def test_a_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"slow"', '"die"', "line 3: kind must be one of slow, link, delay, not 'die'"),
-        ('kind = "slow"\n', "", "line 2: kind must be one of slow, link, delay, not None"),
+        ('"slow"', '"dye"', "line 3: kind must be one of slow, link, delay, die, leave, join, not 'dye'"),
+        ('kind = "slow"\n', "", "line 2: kind must be one of slow, link, delay, die, leave, join, not None"),
         ("seed = 7", "sead = 7", "line 1: sead is not known in a table. Did you mean 'seed'"),
         ("seed = 7", "event = 3", "is not TOML"),
         ("factor = 4", "faktor = 4", "line 6: faktor is not known in a table. Did you mean 'factor'"),
@@ -72,6 +128,14 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ('seconds = "200 ms"', 'seconds = "-1 ms"', "line 19: seconds '-1 ms' is negative"),
         ("p = 0.01", "p = 1.5", "line 18: p must lie above 0 and up to 1, not 1.5"),
         ('"delay"', '"delay"\nat = "1 s"', "line 18: at is 1 s, and an event above begins at 2 s; put events in order"),
+        (
+            GOOD[9:],
+            AWAY.replace("at = 9\n", ""),
+            "line 2: at is missing; an event of the kind 'die' needs a step or a time",
+        ),
+        (GOOD[9:], AWAY.replace("rank = 2\n", ""), "line 2: rank is missing; an event of the kind 'die' needs rank"),
+        (GOOD[9:], AWAY.replace('"30 s"', '"0 s"'), "line 6: back must be more than 0, not 0"),
+        (GOOD[9:], AWAY.replace('"30 s"', "30"), "line 6: back must be a text with a unit, not 30"),
         (GOOD[9:], "", "event must be one [[event]] table or several"),
     ],
 )

@@ -1,6 +1,6 @@
 """A cluster: groups of equal hosts, their links and processors, and what a byte costs on the way."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
@@ -178,6 +178,15 @@ class Cluster:
         factor = rate / self.rate
         hosts = [replace(h, up=h.up * factor, down=None if h.down is None else h.down * factor) for h in self.hosts]
         return replace(self, hosts=tuple(hosts))
+
+    def of_nodes(self, nodes: Iterable[int]) -> "Cluster":
+        """The same cluster with some of its hosts, by their numbers.
+
+        >>> [h.count for h in from_flags(nodes=4, rate=1e6).of_nodes([0, 3]).hosts]
+        [1, 1]
+        """
+        every = [replace(hosts, count=1) for hosts in self.hosts for _ in range(hosts.count)]
+        return replace(self, hosts=tuple(every[node] for node in nodes))
 
     def of_ranks(self, size: int) -> "Cluster":
         """A cluster of the first group's hosts with this many ranks; fewer than a host has become one host."""

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster
-from gossamer.costs.events import Begin, Events, LateMessages, LinkRate, SlowSteps
+from gossamer.costs.events import Absence, Arrival, Begin, Events, LateMessages, LinkRate, SlowSteps
 from gossamer.costs.toml_reader import TomlReader, number, text_as, whole
 
 TOP = -1  # in place of an event's number: a field outside of events
 SHARE = 0.25  # of ranks that an event of a kind befalls when events are drawn
-Event = SlowSteps | LinkRate | LateMessages
+Event = SlowSteps | LinkRate | LateMessages | Absence | Arrival
 
 
 def _begin(value: Any) -> Begin:
@@ -29,7 +30,11 @@ KINDS: Mapping[str, tuple[Callable[..., Event], dict[str, Callable[[Any], Any]]]
     "slow": (SlowSteps, {"rank": whole, "factor": number, "steps": whole}),
     "link": (LinkRate, {"rank": whole, "rate": text_as(quantities.rate), "seconds": text_as(quantities.seconds)}),
     "delay": (LateMessages, {"p": number, "seconds": text_as(quantities.seconds)}),
+    "die": (Absence, {"rank": whole, "back": text_as(quantities.seconds)}),
+    "leave": (partial(Absence, told=True), {"rank": whole, "back": text_as(quantities.seconds)}),
+    "join": (Arrival, {"rank": whole}),
 }
+OPTIONAL = ("back",)
 
 
 def read_events(path: Path, size: int) -> Events:
@@ -57,11 +62,16 @@ class _EventReader(TomlReader):
         make, takes = KINDS[kind]
         given = self.fields(table, {"kind": str, "at": _begin, **takes}, n)
         del given["kind"]
-        if missing := [name for name in takes if name not in given]:
-            self.fail(missing[0], f"is missing; an event of the kind {kind!r} needs {', '.join(takes)}", n)
+        if missing := [name for name in takes if name not in given and name not in OPTIONAL]:
+            needed = ", ".join(name for name in takes if name not in OPTIONAL)
+            self.fail(missing[0], f"is missing; an event of the kind {kind!r} needs {needed}", n)
+        if kind in ("die", "leave", "join") and "at" not in given:
+            self.fail("at", f"is missing; an event of the kind {kind!r} needs a step or a time at which it happens", n)
         if not 0 <= given.get("rank", 0) < size:
             self.fail("rank", f"must lie from 0 to {size - 1}, not {given['rank']}", n)
         begin = given.pop("at", Begin())
+        if "back" in given:
+            given["seconds"] = given.pop("back")
         try:
             return make(**given, begin=begin)
         except CostError as error:
@@ -90,6 +100,8 @@ def _events(found: Iterable[Event], seed: int) -> Events:
         slow=tuple(each for each in every if isinstance(each, SlowSteps)),
         links=tuple(each for each in every if isinstance(each, LinkRate)),
         late=tuple(each for each in every if isinstance(each, LateMessages)),
+        absences=tuple(each for each in every if isinstance(each, Absence)),
+        arrivals=tuple(each for each in every if isinstance(each, Arrival)),
         seed=seed,
     )
 

@@ -1,18 +1,20 @@
-"""Events of a simulated run: ranks that compute slowly for a while, links whose rate changes, messages that come late.
+"""Events of a simulated run: ranks that compute slowly for a while, links whose rate changes, messages that come late, and
+ranks that are lost, leave, or come.
 
-Events change times and no number. What is random is drawn by seed, rank, step and kind, so that a run repeats exactly.
+The first three change times and no number. What is random is drawn by seed, rank, step and kind, so that a run repeats exactly.
 """
 
 import random
-from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import NamedTuple
 
 from gossamer.core.errors import CostError
 from gossamer.costs.quantities import say_rate, say_seconds
+
+ANYBODY = -1  # in place of a rank: whichever begins a step first
 
 
 class Begin(NamedTuple):
@@ -86,16 +88,52 @@ class LateMessages:
 
 
 @dataclass(frozen=True)
+class Absence:
+    """A rank is lost, and back so many seconds later; with `told` it says so before, and its last step counts."""
+
+    rank: int
+    seconds: float = inf
+    told: bool = False
+    begin: Begin = Begin()
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise CostError(f"back must be more than 0, not {self.seconds:g}")
+
+    def __str__(self) -> str:
+        back = "for ever" if self.seconds == inf else f"for {say_seconds(self.seconds)}"
+        return f"rank {self.rank} {'leaves, and says so' if self.told else 'is lost'}, {back}, at {self.begin}"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank is not there at the start; it comes when another begins that step, or at that time."""
+
+    rank: int
+    begin: Begin
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} comes at {self.begin}"
+
+
+@dataclass(frozen=True)
 class Events:
     """What happens in a run, whichever recipe trains; `seed` is that of late messages."""
 
     slow: tuple[SlowSteps, ...] = ()
     links: tuple[LinkRate, ...] = ()
     late: tuple[LateMessages, ...] = ()
+    absences: tuple[Absence, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
     seed: int = 0
 
+    @property
+    def changes_ranks(self) -> bool:
+        return bool(self.absences or self.arrivals)
+
     def sentences(self) -> list[str]:
-        return [*map(str, self.slow), *map(str, self.links), *map(str, self.late)]
+        every = (*self.slow, *self.links, *self.late, *self.absences, *self.arrivals)
+        return [str(event) for event in every]
 
 
 class RequestTime(NamedTuple):
@@ -108,27 +146,89 @@ class RequestTime(NamedTuple):
 
 @dataclass(eq=False)
 class EventClock:
-    """The events of one run, as its ranks reach them."""
+    """The events of one run, as its ranks reach them.
+
+    While some ranks are away the others are numbered anew: `places` holds the rank of the whole run for each.
+    """
 
     events: Events = Events()
-    _began: defaultdict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    places: Sequence[int] = ()
+    _began: Counter[int] = field(default_factory=Counter)  # steps that a rank has begun, those done again included
+    _latest: dict[int, int] = field(default_factory=dict[int, int])  # the step that it has begun last
+    _first: dict[tuple[int, Begin], tuple[int, float]] = field(
+        default_factory=dict[tuple[int, Begin], tuple[int, float]]
+    )
     _requests: Counter[tuple[int, int, str]] = field(default_factory=Counter)
+
+    def of(self, places: Sequence[int]) -> "EventClock":
+        """The clock of a part of the ranks; what they have reached counts for all."""
+        return replace(self, places=tuple(places))
 
     def begin(self, rank: int, step: int, clock: float) -> None:
         """Note that a rank begins a step."""
-        self._began[rank].append((step, clock))
+        rank = self._whole(rank)
+        mine = (
+            event.begin
+            for event in (*self.events.slow, *self.events.links, *self.events.absences)
+            if event.rank == rank
+        )
+        anybody = (event.begin for event in self.events.arrivals)
+        for whose, begins in ((rank, mine), (ANYBODY, anybody)):
+            for begin in begins:
+                if begin.reached(step, clock):
+                    self._first.setdefault((whose, begin), (self._began[rank], clock))
+        self._began[rank] += 1
+        self._latest[rank] = step
 
     def factor(self, rank: int) -> float:
         """By how much longer than usual a rank computes in the step that it has begun."""
-        began, factor = self._began[rank], 1.0
+        rank, factor = self._whole(rank), 1.0
         for slow in self.events.slow:
-            if slow.rank == rank and 0 < len(began) - self._first(rank, slow.begin) <= slow.steps:
+            first = self._first.get((rank, slow.begin)) if slow.rank == rank else None
+            if first is not None and self._began[rank] - first[0] <= slow.steps:
                 factor *= slow.factor
         return factor
 
-    def _first(self, rank: int, begin: Begin) -> int:
-        """The index of the first step of a rank that begins then; the number of its steps if none has."""
-        return bisect_left(self._began[rank], True, key=lambda at: begin.reached(*at))
+    def present(self, ranks: Iterable[int], clock: float) -> list[int]:
+        """Those of some ranks that are there at a moment."""
+        return [rank for rank in ranks if not any(begin <= clock < end for begin, end in self._away(rank))]
+
+    def next_loss(self, clock: float) -> float:
+        """The first moment after this one at which a rank comes, or goes without having said so, as far as it is known."""
+        return min((at for at, told in self._changes() if at > clock and not told), default=inf)
+
+    def next_notice(self, clock: float) -> float:
+        """The first moment after this one at which a rank says that it leaves, as far as it is known."""
+        return min((at for at, told in self._changes() if at > clock and told), default=inf)
+
+    def latest_step(self) -> int:
+        """The largest step that a rank has begun."""
+        return max(self._latest.values(), default=0)
+
+    def _away(self, rank: int) -> list[tuple[float, float]]:
+        """From when until when a rank is not there."""
+        gone = [
+            (self._moment(rank, event.begin), event.seconds) for event in self.events.absences if event.rank == rank
+        ]
+        late = [self._moment(ANYBODY, event.begin) for event in self.events.arrivals if event.rank == rank]
+        return [(begin, begin + seconds) for begin, seconds in gone] + [(-inf, end) for end in late]
+
+    def _changes(self) -> Iterator[tuple[float, bool]]:
+        """The moments at which a rank goes or comes, and whether it goes after a notice."""
+        for event in self.events.absences:
+            begin = self._moment(event.rank, event.begin)
+            yield begin, event.told
+            yield begin + event.seconds, False
+        for event in self.events.arrivals:
+            yield self._moment(ANYBODY, event.begin), False
+
+    def _moment(self, rank: int, begin: Begin) -> float:
+        if not begin.step:
+            return begin.seconds
+        return self._first.get((rank, begin), (0, inf))[1]
+
+    def _whole(self, rank: int) -> int:
+        return self.places[rank] if self.places else rank
 
     def transfer_seconds(
         self, length: float, cards: Sequence[tuple[range, float]], reached: float, begin: float
@@ -157,23 +257,18 @@ class EventClock:
 
     def _spells(self, ranks: range) -> list[tuple[float, float, float]]:
         """Begin, end and rate of the events of these ranks' card, as far as their steps have begun."""
-        out = list[tuple[float, float, float]]()
+        whole, out = {self._whole(rank) for rank in ranks}, list[tuple[float, float, float]]()
         for link in self.events.links:
-            if link.rank in ranks and (begin := self._clock_of(link)) < inf:
+            if link.rank in whole and (begin := self._moment(link.rank, link.begin)) < inf:
                 out.append((begin, begin + link.seconds, link.rate))
         return out
-
-    def _clock_of(self, link: LinkRate) -> float:
-        if not link.begin.step:
-            return link.begin.seconds
-        began, first = self._began[link.rank], self._first(link.rank, link.begin)
-        return began[first][1] if first < len(began) else inf
 
     def lateness(self, rank: int, messages: int, when: RequestTime) -> float:
         """Seconds by which a rank's request is late if one of its messages is."""
         if not self.events.late or not messages:
             return 0.0
-        step = when.step or (self._began[rank][-1][0] if self._began[rank] else 0)
+        rank = self._whole(rank)
+        step = when.step or self._latest.get(rank, 0)
         place = rank, step, when.label
         self._requests[place] += 1
         late = 0.0

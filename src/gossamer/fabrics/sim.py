@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -90,19 +91,25 @@ class TimeSpan(NamedTuple):
 class SimResult:
     """The outcome of a simulation: each rank's result, the time its program ended, and the ledger of all ranks.
 
-    `spans` are the time lines of the first ranks; those of computing are there for all ranks.
+    `spans` are the time lines of the first ranks; those of computing are there for all ranks. `stopped` is True where it was
+    ended before all programs were through.
     """
 
     results: list[Any]
     clocks: list[float]
     ledger: Ledger
     spans: list[TimeSpan] = field(default_factory=list[TimeSpan])
+    stopped: bool = False
 
 
 def simulate(
-    programs: Sequence[Program[Any]], network: Network | ClusterLinks | None = None, ledger: Ledger | None = None
+    programs: Sequence[Program[Any]],
+    network: Network | ClusterLinks | None = None,
+    ledger: Ledger | None = None,
+    begin: float = 0.0,
+    until: Callable[[], float] = lambda: inf,
 ) -> SimResult:
-    """Run one program per rank to the end.
+    """Run one program per rank to the end, or until a moment of the virtual clock, which begins at `begin`.
 
     >>> import torch
     >>> from gossamer.core.verbs import all_reduce
@@ -111,7 +118,7 @@ def simulate(
     ([6.0, 6.0, 6.0, 6.0], 0.006)
     """
     network = network or Network()
-    return _Simulation(len(programs), network, ledger or Ledger(per_node=network.per_node)).run(programs)
+    return _Simulation(len(programs), network, ledger or Ledger(per_node=network.per_node)).run(programs, begin, until)
 
 
 class _Simulation:
@@ -132,11 +139,13 @@ class _Simulation:
         self.spans = list[TimeSpan]()
         self.failures = list[Exception]()  # in the order of virtual time
 
-    def run(self, programs: Sequence[Program[Any]]) -> SimResult:
+    def run(self, programs: Sequence[Program[Any]], begin: float, until: Callable[[], float]) -> SimResult:
         mains = [_Task(r, "compute", p, SimHandle(f"rank {r}")) for r, p in enumerate(programs)]
         for task in mains:
-            self.wake(task, 0.0)
+            self.wake(task, begin)
         while self.ready:
+            if self.ready[0][0] >= until() and not all(t.handle.done() for t in mains):
+                return SimResult([], [t.clock for t in mains], self.ledger, self.spans, stopped=True)
             heapq.heappop(self.ready)[2]()
         if self.failures and any(t.handle.error or not t.handle.done() for t in mains):
             raise self.failures[0]  # that other ranks wait for the failed one is not the cause

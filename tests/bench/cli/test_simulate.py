@@ -52,6 +52,26 @@ def test_events_are_told_and_take_their_time(say: Say, tmp_path: Path) -> None:
     assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
 
 
+LOST = '[[event]]\nkind = "die"\nat = 6\nrank = 1\nback = "2 s"\n'
+
+
+def test_a_rank_that_is_lost_makes_all_start_again_from_a_checkpoint(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    path.write_text(LOST)
+    few = (*DIGITS[:-1], "10", "--free-work", "--save-every", "4", "--saving", "100ms", "--restart", "3s")
+    (plain,), (lost,) = (json.loads(say(*few, "--json", *words)[1]) for words in ((), ("--events", str(path))))
+    assert lost["curve"][-1]["loss"] == plain["curve"][-1]["loss"]
+    (restart,) = lost["restarts"]
+    assert (restart["done"], restart["again"], restart["present"]) == (4, 1, [0, 1, 2, 3])
+    one = plain["seconds"] / 10
+    assert lost["seconds"] == pytest.approx(plain["seconds"] + 2 * 0.1 + 3.0 + one, abs=one)
+    assert lost["sent"] > plain["sent"]
+    code, out, _ = say(*few, "--events", str(path))
+    assert code == 0
+    assert "event: rank 1 is lost, for 2 s, at step 6" in out
+    assert "after 3 s 4 ranks went on from step 5, and 1 steps were made again" in " ".join(out.split())
+
+
 def test_events_of_a_seed_repeat(say: Say) -> None:
     first, second, other = (say(*DIGITS, "--free-work", "--events", f"random:{seed}")[1] for seed in (1, 1, 2))
     assert first == second != other

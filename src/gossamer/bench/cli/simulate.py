@@ -3,6 +3,7 @@
 import json
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from gossamer import simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
@@ -25,9 +27,9 @@ from gossamer.costs.quantities import size as bytes_in
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
-from gossamer.planning.work import NoWork
+from gossamer.planning.work import NoWork, WorkSource
 from gossamer.recipe import Recipe
-from gossamer.simulate import ClusterCosts, Trained, costs_on, replicas, train
+from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, train
 
 POINTS = 20  # of a loss curve that are printed as JSON
 KINDS = ("computing", "coding", "sending", "waiting")
@@ -44,6 +46,7 @@ class Simulated(NamedTuple):
     moments: list[float]
     quality: float
     lines: dict[int, list[tuple[str, float, float]]]
+    restarts: list[simulated_restarts.Restart] = []
 
     def share(self, kind: str) -> float:
         """The share of the first rank's time that it spends so; sending may overlap with computing."""
@@ -72,6 +75,14 @@ def simulate_command(
     events: Annotated[
         str | None,
         typer.Option(help="What goes wrong: a TOML file of events, or 'random:SEED'; see docs/simulator."),
+    ] = None,
+    save_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints, where events take ranks away or bring them.")
+    ] = 50,
+    saving: Annotated[str | None, typer.Option(help="Seconds of a checkpoint: '2s'; the cluster's by default.")] = None,
+    restart: Annotated[
+        str | None,
+        typer.Option(help="Seconds from a change of ranks until training goes on; the cluster's by default."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 4,
     memory: Annotated[
@@ -104,7 +115,12 @@ def simulate_command(
     refuse_beyond_memory(recipes, model, where, _allowed(memory))
     befalls = Events() if events is None else _events(events, where, rounds, model.computing)
     work = NoWork() if free_work else work_of(where)
-    found = [simulated(each, task, rounds, costs_on(where, each, model, work, befalls)) for each in recipes]
+    restarts = simulated_restarts.Restarts(save_every, _given(saving, where.checkpoint), _given(restart, where.restart))
+    if befalls.changes_ranks and where.ranks_per_node > 1:
+        raise InputError(
+            "a host is lost with all its ranks, which is not simulated; give a cluster whose hosts have one rank each"
+        )
+    found = [simulated(each, task, rounds, Costs(where, model, work), befalls, restarts) for each in recipes]
     if as_json:
         print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
         return
@@ -131,33 +147,73 @@ def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> Model
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
-def simulated(recipe: str, task: workloads.Workload, rounds: int, costs: ClusterCosts) -> Simulated:
-    """Train one recipe for so many rounds."""
-    size = costs.links.cluster.size
+def _given(text: str | None, usual: float) -> float:
+    return usual if text is None else seconds(text)
 
+
+class Costs(NamedTuple):
+    """What the steps of any recipe cost: the cluster, the model, and where the processor's seconds come from."""
+
+    cluster: Cluster
+    model: ModelCost
+    work: WorkSource
+
+    def of(self, recipe: str, events: Events) -> ClusterCosts:
+        return costs_on(self.cluster, recipe, self.model, self.work, events)
+
+    def of_nodes(self, nodes: Sequence[int]) -> "Costs":
+        return self._replace(cluster=self.cluster.of_nodes(nodes))
+
+
+def simulated(
+    recipe: str,
+    task: workloads.Workload,
+    rounds: int,
+    costs: Costs,
+    events: Events,
+    restarts: simulated_restarts.Restarts,
+) -> Simulated:
+    """Train one recipe for so many rounds; where ranks go or come, all start again from a checkpoint."""
+    steps, size = rounds * Recipe.of(recipe).schedule.shape.period, costs.cluster.size
+    if events.changes_ranks:
+
+        def crew(present: Sequence[int]) -> simulated_restarts.Crew:
+            fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)
+            return simulated_restarts.Crew(
+                fleet, _backward(task, len(present)), costs.of_nodes(present).of(recipe, events)
+            )
+
+        run = simulated_restarts.train(crew, size, steps, events, restarts)
+        losses, moments = run.losses, run.moments
+    else:
+        fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
+        run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
+        losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+        moments = run.moments(steps)
+    lines = defaultdict[int, list[tuple[str, float, float]]](list)
+    for span in run.spans:
+        if span.rank < 16:
+            lines[span.rank].append((span.kind, span.begin, span.end))
+    return Simulated(
+        recipe,
+        steps,
+        run.seconds,
+        run.ledger.sent / size,
+        losses,
+        moments,
+        task.evaluate(run.replicas[0].model),
+        dict(lines),
+        run.restarts if isinstance(run, simulated_restarts.Run) else [],
+    )
+
+
+def _backward(task: workloads.Workload, size: int) -> Backward:
     def backward(net: nn.Module, rank: int, step: int) -> float:
         loss = task.loss(net, task.batch(step - 1, rank, size))
         loss.backward()
         return loss.item()
 
-    steps = rounds * Recipe.of(recipe).schedule.shape.period
-    fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
-    run = train(fleet, backward, steps, costs)
-    losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
-    lines = defaultdict[int, list[tuple[str, float, float]]](list)
-    for span in run.spans:
-        if span.rank < 16:
-            lines[span.rank].append((span.kind, span.begin, span.end))
-    sent = run.ledger.sent / size
-    moments = _moments(run, len(losses))
-    return Simulated(recipe, steps, run.seconds, sent, losses, moments, task.evaluate(fleet[0].model), dict(lines))
-
-
-def _moments(run: Trained, steps: int) -> list[float]:
-    """When each of the first rank's steps has ended: when the next one begins to compute."""
-    begins = [span.begin for span in run.spans if span.rank == 0 and span.kind == "computing"]
-    each = max(len(begins) // steps, 1)  # a step computes forward, and backward in pieces
-    return [*begins[each::each], run.seconds][:steps]
+    return backward
 
 
 def _allowed(memory: str | None) -> float:
@@ -191,7 +247,8 @@ def _told(run: Simulated) -> dict[str, Any]:
         if (i + 1) % every == 0 or i + 1 == len(run.losses)
     ]
     shares = {kind: run.share(kind) for kind in KINDS}
-    told = run._asdict() | {"curve": curve, "shares": shares}
+    restarts = [restart._asdict() for restart in run.restarts]
+    told = run._asdict() | {"curve": curve, "shares": shares, "restarts": restarts}
     del told["losses"], told["moments"]
     return told
 
@@ -218,6 +275,18 @@ def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, eve
         )
     screen.print(table)
     for run in runs:
+        for restart in run.restarts:
+            screen.print(escape(f"{run.recipe}: {_sentence(restart)}"))
+    for run in runs:
         every = max(len(run.losses) // 5, 1)
         points = [*zip(run.moments, run.losses)][every - 1 :: every]
         screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {at:.3g} s" for at, loss in points)))
+
+
+def _sentence(restart: simulated_restarts.Restart) -> str:
+    """One line about a restart."""
+    away = say_seconds(restart.resumed - restart.clock)
+    return (
+        f"ranks changed at {restart.clock:.4g} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
+        + (f", and {restart.again} steps were made again" if restart.again else "")
+    )
