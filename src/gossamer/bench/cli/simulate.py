@@ -46,7 +46,7 @@ class Simulated(NamedTuple):
     moments: list[float]
     quality: float
     lines: dict[int, list[tuple[str, float, float]]]
-    restarts: list[simulated_restarts.Restart] = []
+    restarts: list[simulated_restarts.Restart]
 
     def share(self, kind: str) -> float:
         """The share of the first rank's time that it spends so; sending may overlap with computing."""
