@@ -10,12 +10,12 @@ from torch import nn
 
 from gossamer.core.errors import CostError
 from gossamer.costs import Cluster, Hosts
-from gossamer.costs.events import Absence, Arrival, Begin, Events, SlowSteps
+from gossamer.costs.events import Absence, LaterStart, Begin, Events, SlowSteps
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 from gossamer.planning.work import NoWork
 from gossamer.simulate import costs_on, replicas
 from gossamer.simulate import train as train_undisturbed
-from gossamer.simulated_restarts import Crew, Restarts, Run, train
+from gossamer.simulated_restarts import Crew, Restarts, RestartedRun, train
 
 SHAPES = {"0.weight": (20, 10), "1.weight": (5, 20)}
 HOSTS = Hosts(count=4, up=1e6, latency=1e-3)
@@ -49,7 +49,7 @@ def crews(recipe: str) -> Callable[[Sequence[int]], Crew]:
     return crew
 
 
-def run(recipe: str, restarts: Restarts = RESTARTS, **events: tuple[object, ...]) -> Run:
+def run(recipe: str, restarts: Restarts = RESTARTS, **events: tuple[object, ...]) -> RestartedRun:
     return train(crews(recipe), 4, STEPS, Events(**events), restarts)  # pyright: ignore[reportArgumentType]
 
 
@@ -96,7 +96,7 @@ def test_a_notice_within_a_round_ends_the_round() -> None:
 
 
 def test_who_comes_later_is_there_from_then_on() -> None:
-    grown = run("allreduce", arrivals=(Arrival(3, Begin(step=11)),))
+    grown = run("allreduce", arrivals=(LaterStart(3, Begin(step=11)),))
     assert [(r.done, r.again, r.present) for r in grown.restarts] == [(8, 2, (0, 1, 2, 3))]
     assert len(grown.replicas) == 4
 

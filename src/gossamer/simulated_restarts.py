@@ -54,7 +54,7 @@ class Restart(NamedTuple):
 
 
 @dataclass
-class Run:
+class RestartedRun:
     """A run with all its restarts. Steps that were made again count once in losses, and with their time and bytes in all else."""
 
     replicas: list[Replica]
@@ -70,7 +70,9 @@ class Run:
         return sum(restart.again for restart in self.restarts)
 
 
-def train(crew: Callable[[Sequence[int]], Crew], size: int, steps: int, events: Events, restarts: Restarts) -> Run:
+def train(
+    crew: Callable[[Sequence[int]], Crew], size: int, steps: int, events: Events, restarts: Restarts
+) -> RestartedRun:
     """Train `steps` steps on up to `size` ranks, of which `events` take some away and bring some back.
 
     `crew` makes those that are given by their numbers, as processes that have just started: all with the same parameters, and
@@ -98,13 +100,13 @@ class _Restarted:
     clock: float = 0.0
     saved: _Saved | None = None
 
-    def run(self) -> Run:
-        out: Run | None = None
+    def run(self) -> RestartedRun:
+        out: RestartedRun | None = None
         done = 0
         while out is None or done < self.steps:
             present = self._wait_for_ranks()
             crew = self.crew(present)
-            out = Run(crew.replicas, Ledger(per_node=crew.costs.links.per_node)) if out is None else out
+            out = RestartedRun(crew.replicas, Ledger(per_node=crew.costs.links.per_node)) if out is None else out
             out.replicas = crew.replicas
             _restore(crew.replicas, self.saved)
             done = self._until_a_change(out, crew, self.events.of(present))
@@ -118,7 +120,7 @@ class _Restarted:
                 raise CostError("all ranks are lost and none comes back; give at least one of them 'back'")
         return present
 
-    def _until_a_change(self, out: Run, crew: Crew, events: EventClock) -> int:
+    def _until_a_change(self, out: RestartedRun, crew: Crew, events: EventClock) -> int:
         """Train, with a checkpoint now and then, until all steps are made or a rank goes or comes; returns the steps that count."""
         period = crew.replicas[0].worker.recipe.schedule.shape.period
         every = ceil(self.restarts.every / period) * period
@@ -141,7 +143,7 @@ class _Restarted:
                 return done
         return done
 
-    def _start_again(self, out: Run, events: EventClock, clock: float, done: int, again: int) -> None:
+    def _start_again(self, out: RestartedRun, events: EventClock, clock: float, done: int, again: int) -> None:
         self.clock = clock + self.restarts.seconds
         out.restarts.append(Restart(clock, self.clock, done, again, tuple(events.present(self.ranks, self.clock))))
 
@@ -166,7 +168,7 @@ def _made(replicas: Sequence[Replica]) -> int:
     return max(replica.worker.step for replica in replicas) - 1
 
 
-def _note(out: Run, replicas: Sequence[Replica], found: SimResult, done: int) -> None:
+def _note(out: RestartedRun, replicas: Sequence[Replica], found: SimResult, done: int) -> None:
     """Note the losses and moments of steps that count."""
     for replica, clock in zip(replicas, found.clocks, strict=True):
         replica.clock = clock

@@ -10,7 +10,7 @@ from gossamer.costs import from_flags
 from gossamer.costs.event_file import random_events, read_events
 from gossamer.costs.events import (
     Absence,
-    Arrival,
+    LaterStart,
     Begin,
     EventClock,
     Events,
@@ -64,7 +64,7 @@ def test_ranks_that_go_and_come_are_read(tmp_path: Path) -> None:
     path.write_text(AWAY)
     found = read_events(path, 4)
     assert found.absences == (Absence(2, 30.0, False, Begin(step=9)), Absence(1, inf, True, Begin(seconds=120.0)))
-    assert found.arrivals == (Arrival(3, Begin(seconds=180.0)),)
+    assert found.arrivals == (LaterStart(3, Begin(seconds=180.0)),)
     assert found.changes_ranks
     assert found.sentences() == [
         "rank 2 is lost, for 30 s, at step 9",
@@ -74,7 +74,7 @@ def test_ranks_that_go_and_come_are_read(tmp_path: Path) -> None:
 
 
 def test_who_is_there_follows_steps_and_time() -> None:
-    events = Events(absences=(Absence(2, 30.0, begin=Begin(step=9)),), arrivals=(Arrival(3, Begin(step=4)),))
+    events = Events(absences=(Absence(2, 30.0, begin=Begin(step=9)),), arrivals=(LaterStart(3, Begin(step=4)),))
     clock = EventClock(events)
     assert clock.present(range(4), 0.0) == [0, 1, 2]
     assert clock.next_loss(0.0) == inf

@@ -10,12 +10,12 @@ from typing import Any
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster
-from gossamer.costs.events import Absence, Arrival, Begin, Events, LateMessages, LinkRate, SlowSteps
+from gossamer.costs.events import Absence, LaterStart, Begin, Events, LateMessages, LinkRate, SlowSteps
 from gossamer.costs.toml_reader import TomlReader, number, text_as, whole
 
 TOP = -1  # in place of an event's number: a field outside of events
 SHARE = 0.25  # of ranks that an event of a kind befalls when events are drawn
-Event = SlowSteps | LinkRate | LateMessages | Absence | Arrival
+Event = SlowSteps | LinkRate | LateMessages | Absence | LaterStart
 
 
 def _begin(value: Any) -> Begin:
@@ -32,7 +32,7 @@ KINDS: Mapping[str, tuple[Callable[..., Event], dict[str, Callable[[Any], Any]]]
     "delay": (LateMessages, {"p": number, "seconds": text_as(quantities.seconds)}),
     "die": (Absence, {"rank": whole, "back": text_as(quantities.seconds)}),
     "leave": (partial(Absence, told=True), {"rank": whole, "back": text_as(quantities.seconds)}),
-    "join": (Arrival, {"rank": whole}),
+    "join": (LaterStart, {"rank": whole}),
 }
 OPTIONAL = ("back",)
 
@@ -101,7 +101,7 @@ def _events(found: Iterable[Event], seed: int) -> Events:
         links=tuple(each for each in every if isinstance(each, LinkRate)),
         late=tuple(each for each in every if isinstance(each, LateMessages)),
         absences=tuple(each for each in every if isinstance(each, Absence)),
-        arrivals=tuple(each for each in every if isinstance(each, Arrival)),
+        arrivals=tuple(each for each in every if isinstance(each, LaterStart)),
         seed=seed,
     )
 

@@ -106,7 +106,7 @@ class Absence:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class LaterStart:
     """A rank is not there at the start; it comes when another begins that step, or at that time."""
 
     rank: int
@@ -124,7 +124,7 @@ class Events:
     links: tuple[LinkRate, ...] = ()
     late: tuple[LateMessages, ...] = ()
     absences: tuple[Absence, ...] = ()
-    arrivals: tuple[Arrival, ...] = ()
+    arrivals: tuple[LaterStart, ...] = ()
     seed: int = 0
 
     @property

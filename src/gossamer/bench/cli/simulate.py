@@ -203,7 +203,7 @@ def simulated(
         moments,
         task.evaluate(run.replicas[0].model),
         dict(lines),
-        run.restarts if isinstance(run, simulated_restarts.Run) else [],
+        run.restarts if isinstance(run, simulated_restarts.RestartedRun) else [],
     )
 
 
