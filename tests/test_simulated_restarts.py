@@ -10,12 +10,12 @@ from torch import nn
 
 from gossamer.core.errors import CostError
 from gossamer.costs import Cluster, Hosts
-from gossamer.costs.events import Absence, LaterStart, Begin, Events, SlowSteps
+from gossamer.costs.events import Absence, Begin, Events, LaterStart, SlowSteps
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 from gossamer.planning.work import NoWork
 from gossamer.simulate import costs_on, replicas
 from gossamer.simulate import train as train_undisturbed
-from gossamer.simulated_restarts import Crew, Restarts, RestartedRun, train
+from gossamer.simulated_restarts import Crew, RestartedRun, Restarts, train
 
 SHAPES = {"0.weight": (20, 10), "1.weight": (5, 20)}
 HOSTS = Hosts(count=4, up=1e6, latency=1e-3)

@@ -10,11 +10,11 @@ from gossamer.costs import from_flags
 from gossamer.costs.event_file import random_events, read_events
 from gossamer.costs.events import (
     Absence,
-    LaterStart,
     Begin,
     EventClock,
     Events,
     LateMessages,
+    LaterStart,
     LinkRate,
     RequestTime,
     SlowSteps,

@@ -10,7 +10,7 @@ from typing import Any
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster
-from gossamer.costs.events import Absence, LaterStart, Begin, Events, LateMessages, LinkRate, SlowSteps
+from gossamer.costs.events import Absence, Begin, Events, LateMessages, LaterStart, LinkRate, SlowSteps
 from gossamer.costs.toml_reader import TomlReader, number, text_as, whole
 
 TOP = -1  # in place of an event's number: a field outside of events
