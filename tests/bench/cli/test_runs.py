@@ -322,7 +322,9 @@ def test_without_a_lab_it_runs_unshaped_and_says_what_that_means(
 def test_bench_steps_measures_yardsticks_and_recipes_and_draws_a_plot(shell: Shell) -> None:
     (shell.folder / "wide.py").write_text(WIDE)
     words = ("bench", "steps", "terngrad", "sgp", "--import", "wide.py", "--workload", "wide", "--rates", "300mbit")
-    code, out, err = shell.run(*words, "--hosts", "2", "--turns", "1", "--chunk", "4", "--out", "b", "--json")
+    code, out, err = shell.run(
+        *words, "--hosts", "2", "--turns", "1", "--chunk", "4", "--out", "b", "--json", "--slow", "1:30"
+    )
     assert code == 0, err
     rows = {r["recipe"]: r for r in json.loads(out)}
     assert {"compute", "ddp", "ddp-fp16", "ddp-powersgd", "ddp-postlocal", "terngrad", "sgp"} <= rows.keys()
@@ -344,6 +346,8 @@ def test_bench_steps_measures_yardsticks_and_recipes_and_draws_a_plot(shell: She
         assert (row["rate"], row["hosts"], row["error"]) == ("300mbit", 2, "")
         assert 0 < row["low_ms"] <= row["step_ms"] <= row["high_ms"]
         assert row["loss"] > 0
+        assert row["slow"] == "1:30"
+        assert row["step_ms"] >= 30
     assert rows["ddp"]["ratio_to_ddp"] == rows["compute"]["ratio_to_compute"] == 1.0
     for name in ("ddp", "ddp-fp16", "ddp-postlocal", "sgp"):
         assert rows[name]["nic_mb"] == pytest.approx(rows[name]["sent_mb"], rel=0.05)

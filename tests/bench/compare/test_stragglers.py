@@ -24,9 +24,10 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
         Straggler.of(text)
 
 
-def test_the_command_refuses_a_rank_that_is_not_there(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("command", [("compare", "ddp", "backup"), ("bench", "steps", "backup")])
+def test_commands_refuse_a_rank_that_is_not_there(
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gossamer", "compare", "ddp", "backup", "--hosts", "3", "--slow", "3:200"])
+    monkeypatch.setattr(sys, "argv", ["gossamer", *command, "--hosts", "3", "--slow", "3:200"])
     assert run() == 2
     assert "there is no rank 3 among 3" in capfd.readouterr().err

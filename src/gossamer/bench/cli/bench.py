@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from gossamer.bench.cli.compare import Workload
+from gossamer.bench.cli.compare import Slow, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.emulation import Compute, check_compute
 from gossamer.bench.cli.errors import FailedError, InputError
@@ -109,6 +109,7 @@ def steps(
     workload: Annotated[str, typer.Option(help="What to train.")] = "lm",
     out: Annotated[Path | None, typer.Option(help="Folder for steps.json, steps.md and a plot for each rate.")] = None,
     compute: Compute = None,
+    slow: Slow = None,
     imports: Imports = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -122,12 +123,15 @@ def steps(
     from gossamer.bench.compare.baselines import usable
     from gossamer.bench.compare.rank_run import check
     from gossamer.bench.compare.steps import measure_steps
+    from gossamer.bench.compare.stragglers import Straggler
     from gossamer.bench.workloads import get
 
     for text in recipes or []:
         check(text)
     emulate = check_compute(compute)
     wanted = _rates(rates, hosts)
+    for text in slow or []:
+        Straggler.of(text, hosts * per_host)
     if out is not None:
         _prepare(out, wanted, force)
     get(workload).prepare()
@@ -135,7 +139,7 @@ def steps(
     rows: list[StepRow] = []
     for rate in wanted:
         print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        more = (workload, per_host, brought(), emulate)
+        more = (workload, per_host, brought(), emulate, slow or [])
         rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, *more)
         if out is not None:  # results are written after each rate
             _write(rows, out, force)
@@ -209,7 +213,9 @@ def as_markdown(rows: "list[StepRow]") -> str:
     """Format the rows as one Markdown table."""
     heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
     several, emulated = any(r.per_host > 1 for r in rows), any(r.compute for r in rows)
+    slowed = any(r.slow for r in rows)
     heads += ["MB inside"] if several else []
+    heads += ["slow ranks"] if slowed else []
     heads[7:8] = ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
@@ -217,6 +223,7 @@ def as_markdown(rows: "list[StepRow]") -> str:
         cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
         cells += [r.exposed_ms, _hides(r), r.processor_ms] if emulated else [r.loss]
         cells += [r.inside_mb] if several else []
+        cells += [r.slow] if slowed else []
         lines.append("| " + " | ".join("" if c is None else str(c) for c in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -189,7 +189,7 @@ def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
     if rate is not None:
         parse_links(rate, hosts)
     for text in plan.slow:
-        Straggler.of(text, hosts)
+        Straggler.of(text, hosts * plan.per_host)
 
 
 def _imported_before(folder: Path) -> list[str]:

@@ -40,6 +40,7 @@ class StepRow:
     compute: str = ""  # how long an emulated accelerator computed
     exposed_ms: float | None = None  # what a step takes beyond computing alone, so what nothing hid
     processor_ms: float | None = None  # of a rank, all its threads together
+    slow: str = ""  # ranks that slept, as RANK:MS
 
 
 def measure_steps(
@@ -53,19 +54,20 @@ def measure_steps(
     per_host: int = 1,
     imports: Sequence[str] = (),
     compute: str = "",
+    slow: Sequence[str] = (),
 ) -> list[StepRow]:
-    """Train all runs in slices of `chunk` steps, and return the cost of their steps."""
+    """Train all runs in slices of `chunk` steps, and return the cost of their steps. `slow` are ranks that sleep, as RANK:MS."""
     turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
     plan = ComparePlan(
         contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host
     )
-    plan.imports, plan.compute = [*imports], compute
+    plan.imports, plan.compute, plan.slow = [*imports], compute, [*slow]
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)
     taken = {run.name: paces(run, chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in taken.items() if p}
-    return [_row(run, taken[run.name], medians, record) for run in record.runs]
+    return [_row(run, taken[run.name], medians, record, slow) for run in record.runs]
 
 
 def paces(run: Run, chunk: int) -> list[float]:
@@ -91,7 +93,7 @@ def _period(kind: str) -> int:
     return int(getattr(schedule, "every", schedule.shape.period))
 
 
-def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record) -> StepRow:
+def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record, slow: Sequence[str]) -> StepRow:
     median = medians.get(run.name, 0.0)
 
     def ratio(name: str) -> float | None:
@@ -116,6 +118,7 @@ def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Re
         compute=record.compute,
         exposed_ms=round(median - medians["compute"], 1) if median and "compute" in medians else None,
         processor_ms=None if run.processor is None else round(1000 * run.processor, 1),
+        slow=" ".join(slow),
     )
 
 
