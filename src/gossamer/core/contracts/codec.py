@@ -44,6 +44,17 @@ class _Encoding(Lossy):
         """The default size of a bucket in megabytes, found by measurement."""
 
 
+class Biased(_Encoding):
+    """The properties of a codec whose decoding is not right on average: `class MyCodec(Biased, Codec)`."""
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+
 class Codec(_Encoding):
     """Encodes a bucket on each rank; any rank can decode the wire.
 
