@@ -235,7 +235,14 @@ def wide(capability: int) -> None:
         for form, key in product((INT8, E4M3, E2M1, POWERS), (KEY, None)):
             for bucket in (1, 3, 32, 128, 1000, 4096):
                 by_form(n, form, bucket, key, shift)
-    for rows, keep, n in ((1, 1, 2), (33, 31, 64), (1024, 64, 4096), (2**26, 32, 4096), (1, 1300, 40_000), (3, 5, 2**33)):
+    for rows, keep, n in (
+        (1, 1, 2),
+        (33, 31, 64),
+        (1024, 64, 4096),
+        (2**26, 32, 4096),
+        (1, 1300, 40_000),
+        (3, 5, 2**33),
+    ):
         for shift in (0, 1):
             by_row(rows, keep, n, shift)
     for bucket in BUCKETS:
