@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
-from gossamer.codecs.topk import TopK
+from gossamer.codecs.topk import TopK, add
 from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.errors import WireError
@@ -95,12 +95,7 @@ class Dropping(Biased, Codec):
         if wire.numel() == _dense(layout):
             FP32().accumulate(wire, layout, into, weight)
             return
-        indices, values = self._open(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.scatter_add(into, indices, values, weight)
-            return
-        indices, values = kernels.within(indices, values, layout.numel)
-        into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
+        add(*self._open(wire, layout), into, weight)
 
     def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
         if out.dtype != torch.float32 or any(wire.numel() == _dense(layout) for wire in wires):

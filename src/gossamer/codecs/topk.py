@@ -96,12 +96,7 @@ class TopK(Biased, Codec):
         return kernels.places_encode(indices.long().view(1, -1), n)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        indices, values = self._open(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.scatter_add(into, indices, values, weight)
-            return
-        indices, values = kernels.within(indices, values, layout.numel)
-        into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
+        add(*self._open(wire, layout), into, weight)
 
     def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
         if out.dtype != torch.float32:
@@ -130,6 +125,15 @@ class TopK(Biased, Codec):
             out.copy_(kernels.topk(flat, self._count(layout)))
         else:
             kernels.topk_each(flat, layout.bounds, self._counts(layout), out)
+
+
+def add(indices: Tensor, values: Tensor, into: Tensor, weight: float) -> None:
+    """Add values, times a weight, at their indices."""
+    if into.dtype == torch.float32:
+        kernels.scatter_add(into, indices, values, weight)
+        return
+    indices, values = kernels.within(indices, values, into.numel())
+    into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
 
 
 @lru_cache(maxsize=1024)

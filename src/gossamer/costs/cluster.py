@@ -179,14 +179,6 @@ class Cluster:
         hosts = [replace(h, up=h.up * factor, down=None if h.down is None else h.down * factor) for h in self.hosts]
         return replace(self, hosts=tuple(hosts))
 
-    def of_ranks(self, size: int) -> "Cluster":
-        """A cluster of the first group's hosts with this many ranks; fewer than a host has become one host."""
-        host = self.hosts[0]
-        per_node = min(host.ranks, size)
-        if size % per_node:
-            raise CostError(f"{size} ranks are no whole number of hosts with {per_node} ranks each")
-        return replace(self, hosts=(replace(host, count=size // per_node, ranks=per_node),))
-
 
 def from_flags(
     *,

@@ -165,11 +165,6 @@ class LinearCodec(_Encoding):
         """The relative rounding error of each addition in the reduction, which no memory keeps."""
         return 0.0
 
-    @property
-    def draws_alike(self) -> bool:
-        """True if all ranks draw equal random numbers, so that averaging does not reduce the random error."""
-        return False
-
     def policy(self, key: str) -> Policy:
         return "mean"
 
