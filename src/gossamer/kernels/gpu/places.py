@@ -46,7 +46,7 @@ def decode(wire: Tensor, form: Places) -> Tensor:
     return places
 
 
-@triton.jit(do_not_specialize=["low"])
+@triton.jit(do_not_specialize=["rows", "low", "parts"])
 def _encode(places, words, rows, keep, low, bits, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Low bits of each place may lie in two words; the one that says its high part lies in one."""
     row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
@@ -64,7 +64,7 @@ def _encode(places, words, rows, keep, low, bits, parts, ROWS: tl.constexpr, COL
     tl.atomic_or(words + (one >> 5), bit, mask=inside, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _decode(wire, places, rows, keep, n, length, bits, LOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """All bits of a few rows' high parts; rows that are not `keep` strictly ascending places hold n."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
