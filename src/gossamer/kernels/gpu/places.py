@@ -1,4 +1,4 @@
-"""Elias and Fano's code of places: a program writes or reads a few whole rows, or a stretch of a long one.
+"""Elias and Fano's code of places: a program writes a row, or a stretch of a long one, or reads a row.
 
 Bits are numbered through the whole wire, and written by atomic "or" of 32-bit words, whose order does not matter. Reading finds
 the i-th one of a row by a running count, and each one finds its own low bits.
@@ -16,8 +16,7 @@ from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.layout import Places
 from gossamer.kernels.reference import places as reference
 
-_STRETCH = 1024  # places of one writing program, and bits of one reading program
-_LONGEST = 4096  # bits of a row's high parts that one program reads at once
+_STRETCH = 1024  # places that a program writes, and bits of high parts that it reads, at most
 _LOW = 31  # low bits that fit, moved to any bit of a word, into a signed number of 64
 
 
@@ -27,64 +26,70 @@ def encode(places: Tensor, form: Places) -> Tensor:
     rows, length = places.shape[0], places.shape[0] * form.row_bytes
     words = torch.zeros(triton.cdiv(length, 4), dtype=torch.int32, device=places.device)
     columns = min(max(triton.next_power_of_2(form.keep), 16), _STRETCH)
-    high, parts = _STRETCH // columns, triton.cdiv(form.keep, columns)
-    grid = (triton.cdiv(rows, high) * parts,)
-    _encode[grid](places, words, rows, form.keep, form.low, 8 * form.row_bytes, parts, high, columns, **OPTIONS)
+    grid = (rows * triton.cdiv(form.keep, columns),)
+    _encode[grid](places, words, form.keep, form.n, form.low, columns, num_warps=_warps(columns), **OPTIONS)
     return words.view(torch.uint8)[:length]
 
 
 def decode(wire: Tensor, form: Places) -> Tensor:
     bits = 8 * form.row_bytes - form.low_bits
-    if form.low > _LOW or bits > _LONGEST:
+    if form.low > _LOW or bits > _STRETCH:
         return reference.decode(wire, form)
     rows = wire.numel() // form.row_bytes
     places = torch.empty(rows, form.keep, dtype=torch.int64, device=wire.device)
     columns = max(triton.next_power_of_2(bits), 16)
-    high = max(_STRETCH // columns, 1)
-    grid = (triton.cdiv(rows, high),)
-    _decode[grid](wire, places, rows, form.keep, form.n, form.row_bytes, bits, form.low, high, columns, **OPTIONS)
+    _decode[(rows,)](wire, places, form.keep, form.n, form.low, columns, num_warps=_warps(columns), **OPTIONS)
     return places
 
 
-@triton.jit(do_not_specialize=["rows", "low", "parts"])
-def _encode(places, words, rows, keep, low, bits, parts, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _warps(columns: int) -> int:
+    """Number of warps; each thread has four elements at most."""
+    return min(max(columns // 64, 1), 8)
+
+
+@triton.jit
+def _row_bytes(keep, n, LOW: tl.constexpr):
+    """As `layout.Places.row_bytes`, of a row that is written."""
+    return (tl.full([], LOW + 1, tl.int64) * keep + ((n - 1) >> LOW) + 7) >> 3
+
+
+@triton.jit
+def _encode(places, words, keep, n, LOW: tl.constexpr, COLUMNS: tl.constexpr):
     """Low bits of each place may lie in two words; the one that says its high part lies in one."""
-    row = (tl.program_id(0) // parts).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows) & (column < keep)
+    parts = (keep + COLUMNS - 1) // COLUMNS
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    column = (tl.program_id(0) % parts) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < keep
     place = tl.load(places + row * keep + column, mask=inside, other=0)
-    begin = row * bits
-    at = begin + column.to(tl.int64) * low
-    both = (place & ((tl.full([], 1, tl.int64) << low) - 1)) << (at & 31)
+    begin = 8 * row * _row_bytes(keep, n, LOW)
+    at = begin + column.to(tl.int64) * LOW
+    both = (place & ((1 << LOW) - 1)) << (at & 31)
     first, second = both.to(tl.int32), (both >> 32).to(tl.int32)
     tl.atomic_or(words + (at >> 5), first, mask=inside & (first != 0), sem="relaxed")
     tl.atomic_or(words + (at >> 5) + 1, second, mask=inside & (second != 0), sem="relaxed")
-    one = begin + tl.full([], 1, tl.int64) * keep * low + (place >> low) + column
+    one = begin + tl.full([], LOW, tl.int64) * keep + (place >> LOW) + column
     bit = tl.full([], 1, tl.int32) << (one & 31).to(tl.int32)
     tl.atomic_or(words + (one >> 5), bit, mask=inside, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _decode(wire, places, rows, keep, n, length, bits, LOW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """All bits of a few rows' high parts; rows that are not `keep` strictly ascending places hold n."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
-    place = tl.arange(0, COLUMNS)[None, :]
-    inside = (row < rows) & (place < bits)
-    start = wire + row * length
+@triton.jit
+def _decode(wire, places, keep, n, LOW: tl.constexpr, COLUMNS: tl.constexpr):
+    """All bits of a row's high parts; a row that is not `keep` strictly ascending places holds n."""
+    length = _row_bytes(keep, n, LOW)
+    place = tl.arange(0, COLUMNS)
+    inside = place < 8 * length - keep * LOW
+    start, out = wire + tl.program_id(0) * length, places + tl.program_id(0).to(tl.int64) * keep
     one = _bit(start, keep * LOW + place, inside)
     after = _bit(start, keep * LOW + place - 1, inside & (place > 0))  # the bit before it
-    count = tl.cumsum(one, 1)
-    number = count - 1  # which of the row's places a one says
+    number = tl.cumsum(one, 0) - 1  # which of the row's places a one says
     said = inside & (one == 1) & (number < keep)
     low = _low(start, number, length, said, LOW)
     low_before = _low(start, number - 1, length, said & (after == 1), LOW)  # of the place with the same high part
     found = ((place - number).to(tl.int64) << LOW) | low
     wrong = said & ((found >= n) | ((after == 1) & (low <= low_before)))
-    sound = (tl.max(wrong.to(tl.int32), 1) == 0) & (tl.sum(one, 1) == keep)
-    sound = sound[:, None] & (place >= 0)
-    out = places + row * keep
-    tl.store(out + number, found, mask=said & sound)
-    tl.store(out + place, tl.zeros_like(found) + n, mask=inside & (place < keep) & (sound == 0))
+    faults = tl.zeros_like(place) + tl.max(wrong.to(tl.int32), 0) + (tl.sum(one, 0) != keep).to(tl.int32)
+    tl.store(out + number, found, mask=said & (faults == 0))
+    tl.store(out + place, tl.zeros_like(found) + n, mask=(place < keep) & (faults > 0))
 
 
 @triton.jit
