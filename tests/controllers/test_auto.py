@@ -205,9 +205,9 @@ def test_what_spoils_averages_is_given_up_for_good(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_larger_error_than_the_tables_is_an_accident(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gossamer.controllers import auto
+    from gossamer.controllers import auto_table
 
-    monkeypatch.setitem(auto.ERRORS, "qsgd", 1e-4)
+    monkeypatch.setitem(auto_table.ERRORS, "qsgd", 1e-4)
     ranks = make()
     with pytest.warns(
         RuntimeWarning, match=r"its compression error is 0\.\d+, and over twice the 0\.0001 of the table"

@@ -131,8 +131,7 @@ def syncs(recipe: Recipe) -> float:
                 2 / recipe.schedule.shape.period
             )  # once more for what ranks tell of their speed, when the average has come
         fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
-        # The lengths of its own difference, of those of all, and of the mean.
-        guarded = 3 * (getattr(recipe.schedule, "guard", None) is not None)
+        guarded = getattr(recipe.schedule, "guard", None) is not None  # once more for the lengths of all differences
         return (fragments + recipe.controller.hears_loss + guarded) / every
     if "resyncs" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.shape.period

@@ -191,6 +191,12 @@ def by_block(n: int, bits: int, block: int, shift: int = 0) -> None:
     kernels.eden_decode(wire, layout.Rotation(bits, block), key, scales, x)
 
 
+def by_row(rows: int, keep: int, n: int, shift: int = 0) -> None:
+    """Places in rows."""
+    kernels.places_encode(vector(rows * keep, torch.int64, shift).view(rows, keep), n)
+    kernels.places_decode(vector(rows * kernels.place_bytes(keep, n), torch.uint8, shift), rows, keep, n)
+
+
 def quick(capability: int) -> None:
     """Every program, every width of a code; each kind of length and bucket for one of the two GPUs at least."""
     by_segment(ODD, 1)
@@ -201,7 +207,9 @@ def quick(capability: int) -> None:
         by_block(2**31, 2, 1024)
         by_form(HUGE, INT8, 128, KEY)
         by_form(ODD, E4M3, 100, None, 1)
+        by_row(2**26, 32, 4096)  # bits that 32 bits do not count
     else:
+        by_row(33, 31, 64, 1)
         by_form(ODD, POWERS, 4096, KEY)
         by_block(ODD, 1, 4096)
         by_block(ODD, 6, 256, 1)
@@ -227,6 +235,16 @@ def wide(capability: int) -> None:
         for form, key in product((INT8, E4M3, E2M1, POWERS), (KEY, None)):
             for bucket in (1, 3, 32, 128, 1000, 4096):
                 by_form(n, form, bucket, key, shift)
+    for rows, keep, n in (
+        (1, 1, 2),
+        (33, 31, 64),
+        (1024, 64, 4096),
+        (2**26, 32, 4096),
+        (1, 1300, 40_000),
+        (3, 5, 2**33),
+    ):
+        for shift in (0, 1):
+            by_row(rows, keep, n, shift)
     for bucket in BUCKETS:
         for bits in (1, 7):
             by_bucket(ODD, bits, bucket)

@@ -16,8 +16,9 @@ from gossamer import kernels
 SCRIPT = """
 import torch
 from gossamer import kernels
+from gossamer.kernels.backends import twin
 from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
-from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
+from gossamer.kernels.layout import Places, Rotated, Rotation, plane_bytes
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
 BUCKETS = ((6, 7), (1, 512), (2, 100), (4, 4600), (3, 64), (5, 2**17), (7, 513), (8, 2560))  # a short vector takes every other one
@@ -120,6 +121,16 @@ for n in LENGTHS:
             kernels.quantise_decode(codes, bits, bucket, norms, over)
             return [out, over]
         both(decode)
+for rows, keep, n in ((5, 64, 4096), (3, 63, 64), (9, 3, 9), (2, 1, 2), (1, 1300, 40_000), (5, 32, 2**33)):
+    spread = torch.randint(0, n // keep, (rows, keep), generator=torch.Generator().manual_seed(n))
+    places, form = (spread + n // keep * torch.arange(keep)).to(device), Places(keep, n)
+    both(lambda: [kernels.places_encode(places, n)])
+    wire = kernels.places_encode(places, n)
+    assert torch.equal(kernels.places_decode(wire, rows, keep, n), places)
+    for k in range(8):  # rows that nobody wrote: a bit turned over, more and more of them
+        noise, where = wire.clone(), torch.randint(0, wire.numel(), (2**k,), generator=torch.Generator().manual_seed(k))
+        noise[where.to(device)] ^= 1 << k
+        both(lambda: [twin("places", "decode", noise.device)(noise, form)])
 for bad in (float("nan"), float("inf")):
     x = torch.tensor([1.0, bad, 3.0, 3.0, 3.0, 2.0], device=device)
     both(lambda: [kernels.absmax(x, (0, 2, 5, 6)), kernels.bucket_norms(x, 4, "max")])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, Segment, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
@@ -18,7 +18,7 @@ _LONGEST = 2**15  # elements of a bin, whose places leave a bit for the sign
 
 @final
 @part("adacomp")
-class AdaComp(Codec):
+class AdaComp(Biased, Codec):
     """Send signs of the elements of each bin with |G + g| >= max |G|, for gradient g and G = g + residual.
 
     Decoded elements have the mean magnitude of all sent elements of their parameter: of all single values the one with the least
@@ -52,13 +52,6 @@ class AdaComp(Codec):
             1 <= self.bin <= _LONGEST,
             f"adacomp: bin must lie between 1 and {_LONGEST} elements, got {self.bin}; 50 for convolutions, 500 else",
         )
-
-    @property
-    def unbiased(self) -> bool:
-        return False
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Context, LinearCodec, ReduceResult
+from gossamer.core.contracts import Biased, Context, LinearCodec, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.rng import Key
@@ -19,7 +19,7 @@ from gossamer.kernels.finite import peak
 
 @final
 @part("count_sketch")
-class CountSketch(LinearCodec):
+class CountSketch(Biased, LinearCodec):
     """Top-k of the mean: found in a sum of count sketches, then fetched exactly in a second all-reduce.
 
     S = sum_i sketch(x_i), tables of `rows` by `columns`;  I = the P k largest |median over rows of S|, P = `candidates`;
@@ -74,19 +74,12 @@ class CountSketch(LinearCodec):
         )
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def sparse(self) -> bool:
         return self.ratio < 1
 
     @property
     def bucket_mb(self) -> float:
         return 100.0  # the more elements share a table, the fewer are found where nothing is
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def fits(self, binding: Binding) -> None:
         longest = max((layout.numel for layout in binding.layouts), default=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.codecs.tiles import Tiling, check_side, largest, spread, tiling
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.wire import expect, pack, take
@@ -17,7 +17,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("dct_topk")
-class DCTTopK(Codec):
+class DCTTopK(Biased, Codec):
     """Send the `keep` largest DCT coefficients of every tile of `side` by `side` elements.
 
     q = top_k(D X D'), C(X) = D' q D, with D orthonormal: |x - C(x)|^2 <= (1 - k/n) |x|^2. Vectors have tiles of `side` elements;
@@ -49,15 +49,8 @@ class DCTTopK(Codec):
         check_side("dct_topk", self.side)
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def bucket_mb(self) -> float:
         return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int:
         return sum(4 * self._kept(t) + self._place_bytes(t) for t, _ in self._tilings(layout))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
-from gossamer.codecs.topk import TopK
+from gossamer.codecs.topk import TopK, add
 from gossamer.core.bucket import Bucket, Layout, Segment, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
@@ -24,7 +24,7 @@ _PAIR = 8  # bytes of a value and its index
 
 @final
 @part("dropping", sample="dropping(warmup=0)")
-class Dropping(Codec):
+class Dropping(Biased, Codec):
     """Top-k with a warm-up: with R = 1 - ratio, step t (from 0) drops R_t = R^(warmup / (1 + t)), from `warmup` on R.
 
     k = ceil((1 - R_t) n) of every tensor, or of a bucket ("block") or the model ("global") as in `topk`, exactly; ties go to the
@@ -60,19 +60,12 @@ class Dropping(Codec):
         require(self.warmup >= 0, f"dropping: warmup must be 0 steps or more, got {self.warmup}; the authors take 1000")
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def sparse(self) -> bool:
         return self.fall == "quarters" and self.ratio < 0.5  # else all elements travel at some step
 
     @property
     def whole(self) -> bool:
         return self.scope == "global"
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def kept(self, step: int) -> float:
         """The share of elements to send at a step (steps count from 1)."""
@@ -102,12 +95,7 @@ class Dropping(Codec):
         if wire.numel() == _dense(layout):
             FP32().accumulate(wire, layout, into, weight)
             return
-        indices, values = self._open(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.scatter_add(into, indices, values, weight)
-            return
-        indices, values = kernels.within(indices, values, layout.numel)
-        into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
+        add(*self._open(wire, layout), into, weight)
 
     def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
         if out.dtype != torch.float32 or any(wire.numel() == _dense(layout) for wire in wires):

@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer.codecs.casts import FP32
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, Segment, State
-from gossamer.core.contracts import Context, LinearCodec, Policy, ReduceResult
+from gossamer.core.contracts import Biased, Context, LinearCodec, Policy, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
@@ -20,7 +20,7 @@ SWEEPS = 8  # of the subspace iteration, which begins with the directions of bef
 
 @final
 @part("gradiveq", sample="gradiveq(length=16, ratio=3, learn=1)")
-class GradiVeQ(LinearCodec):
+class GradiVeQ(Biased, LinearCodec):
     """Project slices of matrices on principal directions of earlier gradients; projections can be summed.
 
     A matrix's rows are cut into equal slices s of at most `length` elements, at the same positions in every row. For `learn`
@@ -65,13 +65,6 @@ class GradiVeQ(LinearCodec):
         )
         require(self.learn >= 1, f"gradiveq: learn must be at least 1 step, got {self.learn}; 10 are usual")
         require(self.every >= 1, f"gradiveq: every must be at least 1 step, got {self.every}; hundreds are usual")
-
-    @property
-    def unbiased(self) -> bool:
-        return False
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def fits(self, binding: Binding) -> None:
         """Refuse a model without a matrix: all of it would be sent in full."""

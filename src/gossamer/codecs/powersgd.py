@@ -13,7 +13,7 @@ from gossamer import kernels
 from gossamer.codecs.casts import FP32
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, Segment, State
-from gossamer.core.contracts import Context, LinearCodec, Policy, ReduceResult
+from gossamer.core.contracts import Biased, Context, LinearCodec, Policy, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
@@ -25,7 +25,7 @@ SWEEPS = 10  # of the power iteration on a mean that is known, to start from its
 
 @final
 @part("powersgd")
-class PowerSGD(LinearCodec):
+class PowerSGD(Biased, LinearCodec):
     """PowerSGD: low-rank factors by one warm-started step of power iteration per training step.
 
     M_i in R^(n x m), first dimension by the rest:  P = orth(sum_i M_i Q),  Q_i = M_i^T P,  Q = mean_i Q_i,  mean = P Q^T.
@@ -75,15 +75,8 @@ class PowerSGD(LinearCodec):
         require(self.min_ratio >= 1, f"powersgd: min_ratio must be at least 1, got {self.min_ratio}; 2 is usual")
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def bucket_mb(self) -> float:
         return 100.0  # its messages are so small that latency and packet headers are what a bucket costs
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     @property
     def any_size(self) -> bool:

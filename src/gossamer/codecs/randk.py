@@ -65,10 +65,6 @@ class RandK(LinearCodec):
     def sparse(self) -> bool:
         return self.ratio < 1 and not self.scaled
 
-    @property
-    def draws_alike(self) -> bool:
-        return True
-
     def omega(self, layout: Layout) -> float:
         if not self.unbiased:
             return float("inf")

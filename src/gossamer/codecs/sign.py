@@ -8,7 +8,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.codecs.noise import signs
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
 from gossamer.core.wire import expect, take
@@ -16,7 +16,7 @@ from gossamer.core.wire import expect, take
 
 @final
 @part("sign")
-class Sign(Codec):
+class Sign(Biased, Codec):
     """Signs, with one scale s per parameter: every element becomes -s or +s.
 
     `scale="l1"`: s = |x|_1 / n, the scale of least error, 1 - |x|_1^2 / (n |x|_2^2) of |x|^2: .363 for a Gaussian.
@@ -45,10 +45,6 @@ class Sign(Codec):
     scale: Annotated[Literal["l1", "l2", "one"], Choice("l1", "l2")] = "l1"
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def contracts(self) -> bool:
         return self.scale == "l1"
 
@@ -71,9 +67,6 @@ class Sign(Codec):
     @property
     def bucket_mb(self) -> float:
         return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * len(layout.segments) + kernels.sign_bytes(layout.numel)

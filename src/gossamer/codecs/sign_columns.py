@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.bucket import Bucket, Layout, Segment, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
 from gossamer.core.wire import expect, pack, take
@@ -16,7 +16,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("sign_columns")
-class SignColumns(Codec):
+class SignColumns(Biased, Codec):
     """Replace each element of a matrix row by one of two values: the mean of the row's upper or of its lower elements.
 
     `threshold="zero"`: upper elements are >= 0, lower ones < 0; the value of an empty set is 0. No other two values have less
@@ -44,15 +44,8 @@ class SignColumns(Codec):
     threshold: Annotated[Literal["zero", "mean"], Choice("zero", "mean")] = "zero"
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def bucket_mb(self) -> float:
         return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int:
         rows, bits, rest = _counts(layout)

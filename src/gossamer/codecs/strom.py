@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.errors import WireError
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
@@ -18,7 +18,7 @@ _WORD = 4  # bytes of a place and its sign
 
 @final
 @part("strom", sample="strom(threshold=0.5)")
-class Strom(Codec):
+class Strom(Biased, Codec):
     """Send each element of |x| >= t as sign(x) t; the rest stays in the memory.
 
     With error feedback an element of gradient g moves by t every t / |g| steps. Gradients above t per step accumulate in the
@@ -53,19 +53,12 @@ class Strom(Codec):
         )
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def any_size(self) -> bool:
         return False
 
     @property
     def own_size(self) -> bool:
         return True
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return None

@@ -9,7 +9,7 @@ from torch import Tensor
 from gossamer import kernels
 from gossamer.codecs.tiles import Tiling, check_side, largest, spread, tiling
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.wire import expect, pack, take
@@ -34,7 +34,7 @@ class _Piece(NamedTuple):
 
 @final
 @part("tile_topk")
-class TileTopK(Codec):
+class TileTopK(Biased, Codec):
     """Send the `keep` elements of largest magnitude of every tile of `side` by `side`, in 2 bits each.
 
     With mean m and standard deviation s of a tensor's kept values, each value goes into one of four bins of 1.5 s, around
@@ -69,15 +69,8 @@ class TileTopK(Codec):
         check_side("tile_topk", self.side)
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def bucket_mb(self) -> float:
         return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int | None:
         return self._fixed_bytes(layout) if self.places == "fixed" else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange
 from gossamer.core.wire import expect, pack, take
@@ -19,7 +19,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("topk")
-class TopK(Codec):
+class TopK(Biased, Codec):
     """Send the k elements of largest magnitude of a tensor, a bucket or the model; the memory keeps the rest.
 
     k = ceil(ratio n). Ties go to the lowest index. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2, so error feedback is needed.
@@ -56,10 +56,6 @@ class TopK(Codec):
         require(0 < self.ratio <= 1, f"topk: ratio must lie in (0, 1], got {self.ratio}; 0.01 sends one percent")
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def sparse(self) -> bool:
         return self.ratio < 1
 
@@ -70,9 +66,6 @@ class TopK(Codec):
     @property
     def bucket_mb(self) -> float:
         return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int | None:
         if self.index == "int32":
@@ -103,12 +96,7 @@ class TopK(Codec):
         return kernels.places_encode(indices.long().view(1, -1), n)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        indices, values = self._open(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.scatter_add(into, indices, values, weight)
-            return
-        indices, values = kernels.within(indices, values, layout.numel)
-        into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
+        add(*self._open(wire, layout), into, weight)
 
     def mean(self, wires: Sequence[Tensor], layout: Layout, out: Tensor) -> Tensor | None:
         if out.dtype != torch.float32:
@@ -137,6 +125,15 @@ class TopK(Codec):
             out.copy_(kernels.topk(flat, self._count(layout)))
         else:
             kernels.topk_each(flat, layout.bounds, self._counts(layout), out)
+
+
+def add(indices: Tensor, values: Tensor, into: Tensor, weight: float) -> None:
+    """Add values, times a weight, at their indices."""
+    if into.dtype == torch.float32:
+        kernels.scatter_add(into, indices, values, weight)
+        return
+    indices, values = kernels.within(indices, values, into.numel())
+    into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
 
 
 @lru_cache(maxsize=1024)

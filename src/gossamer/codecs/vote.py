@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer.codecs.ternary import Ternary
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part
 
 _TRITS = Ternary(clip=0.0)
@@ -15,7 +15,7 @@ _TRITS = Ternary(clip=0.0)
 
 @final
 @part("vote")
-class Vote(Codec):
+class Vote(Biased, Codec):
     """The sign of each element, and 0 for 0: -1, 0 or 1, whatever the element's size.
 
     Under `scatter` the answer is the majority of the votes, and 0 where they tie; `sign('one')`, which has no zeros, tosses coins
@@ -37,10 +37,6 @@ class Vote(Codec):
     """
 
     @property
-    def unbiased(self) -> bool:
-        return False
-
-    @property
     def contracts(self) -> bool:
         return False
 
@@ -59,9 +55,6 @@ class Vote(Codec):
     @property
     def bucket_mb(self) -> float:
         return 25.0
-
-    def omega(self, layout: Layout) -> float:
-        return float("inf")
 
     def wire_bytes(self, layout: Layout) -> int:
         return _TRITS.wire_bytes(layout)

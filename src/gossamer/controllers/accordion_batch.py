@@ -10,6 +10,11 @@ from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
 from gossamer.core.parts import part, require
 
+GROWS = requires(
+    "batch",
+    because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use every_step()",
+)
+
 
 @final
 @part("accordion_batch", sample="accordion_batch(8, 100)")
@@ -47,14 +52,7 @@ class AccordionBatch(Controller):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        return (
-            *super().constraints,
-            requires(
-                "batch",
-                because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
-                "every_step()",
-            ),
-        )
+        return (*super().constraints, GROWS)
 
     @property
     def moves_schedule(self) -> bool:

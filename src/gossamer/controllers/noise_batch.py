@@ -7,9 +7,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from gossamer.controllers.accordion_batch import GROWS
 from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.constraints import Constraint, requires
+from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
 
@@ -53,15 +54,7 @@ class NoiseBatch(Controller):
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
-        return (
-            *super().constraints,
-            requires(
-                "batch",
-                because="{controller} grows the batch of a step that averages gradients, and {schedule} has none; use "
-                "every_step()",
-            ),
-            needs_a_mean_without_noise("accordion_batch()"),
-        )
+        return (*super().constraints, GROWS, needs_a_mean_without_noise("accordion_batch()"))
 
     @property
     def moves_schedule(self) -> bool:

@@ -188,15 +188,6 @@ class Cluster:
         every = [replace(hosts, count=1) for hosts in self.hosts for _ in range(hosts.count)]
         return replace(self, hosts=tuple(every[node] for node in nodes))
 
-    def of_ranks(self, size: int) -> "Cluster":
-        """A cluster of the first group's hosts with this many ranks; fewer than a host has become one host."""
-        host = self.hosts[0]
-        per_node = min(host.ranks, size)
-        if size % per_node:
-            raise CostError(f"{size} ranks are no whole number of hosts with {per_node} ranks each")
-        return replace(self, hosts=(replace(host, count=size // per_node, ranks=per_node),))
-
-
 def from_flags(
     *,
     nodes: int,

@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
-from gossamer.kernels.backends import twin
+from gossamer.kernels.backends import chosen, twin
 from gossamer.kernels.layout import require_count, require_length, require_vector
 
 
@@ -80,16 +80,24 @@ def quantise_each(
         raise ValueError(
             "quantise_each: every chunk needs a key, an element at least, and as many buckets as the others"
         )
-    twin("quantise", "encode_each", norms.device)(chunks, bits, bucket, keys, norms, out)
+    if chosen(norms.device) == "numba":  # one call for all chunks, since a call takes as long as a small chunk
+        twin("quantise", "encode_each", norms.device)(chunks, bits, bucket, keys, norms, out)
+        return
+    for chunk, norm, key, wire in zip(chunks, norms, keys, out, strict=True):
+        quantise(chunk, bits, bucket, key, norm, wire[: quantise_bytes(chunk.numel(), bits)])
 
 
 def quantise_accumulate_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
     """`quantise_accumulate` of every row, in their order, with weight 1."""
     require_vector("out", out)
     _require_rows(len(wires), out.numel(), bits, bucket, norms, wires)
-    if bits == 1:
-        norms = norms.masked_fill(norms < layout.TINY, 0.0)
-    twin("quantise", "read_each", out.device)(wires, bits, bucket, norms, out)
+    norms = _said(bits, norms)
+    if chosen(out.device) == "numba":
+        twin("quantise", "read_each", out.device)(wires, bits, bucket, norms, out)
+        return
+    read = twin("quantise", "read", out.device)
+    for wire, norm in zip(wires, norms, strict=True):
+        read(wire, bits, bucket, norm, 1.0, out, False)
 
 
 def _require_rows(count: int, n: int, bits: int, bucket: int, norms: Tensor, wires: Tensor) -> None:
@@ -112,9 +120,12 @@ def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weig
     require_vector("out", out)
     require_count("norms", norms, _buckets(out.numel(), bucket))
     require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
-    if bits == 1:  # there is no code for zero: of a bucket too small for any other, codes are a coin's
-        norms = norms.masked_fill(norms < layout.TINY, 0.0)
-    twin("quantise", "read", out.device)(wire, bits, bucket, norms, weight, out, anew)
+    twin("quantise", "read", out.device)(wire, bits, bucket, _said(bits, norms), weight, out, anew)
+
+
+def _said(bits: int, norms: Tensor) -> Tensor:
+    """Norms as they are read. One bit has no code for zero: of a bucket too small for any other, codes are a coin's."""
+    return norms.masked_fill(norms < layout.TINY, 0.0) if bits == 1 else norms
 
 
 def _buckets(n: int, bucket: int) -> int:

@@ -1,7 +1,7 @@
 """EDiT's guard of rounds: a rank whose difference is much longer than usual is left out, and others count by their length."""
 
 from collections.abc import Sequence
-from math import exp, hypot, inf, isfinite
+from math import exp, inf, isfinite
 from statistics import median
 from typing import ClassVar, final
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.core.bucket import State
 from gossamer.core.loop import Loop
 from gossamer.core.parts import Part, part, require
-from gossamer.core.stream_events import copied_to, read_numbers
+from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Program, all_gather, join, start
 
 FLOOR = 0.01  # the least deviation, as a part of the running mean: lengths that never differ have none
@@ -69,9 +69,13 @@ class EDiTGuard(Part):
         if not weights[own]:
             moved = [place.empty() for place in loop.buckets]
         means = yield from loop.counting(size * weights[own] / sum(weights)).averages.of(moved)
-        if means is not None and (length := _length(means)) > self.clip:
-            means = [mean.mul_(self.clip / length) for mean in means]
-        return means
+        return None if means is None else self._clipped(means)
+
+    def _clipped(self, means: Sequence[Tensor]) -> list[Tensor]:
+        """The mean, no longer than `clip`; the host need not know its length."""
+        length = _length(means)
+        scale = torch.full_like(length, self.clip).div_(length).clamp_(max=1.0)
+        return [mean.mul_(scale.to(mean.dtype)) for mean in means]
 
     def weights(self, lengths: Sequence[float], state: State) -> list[float]:
         """Return the weight of each rank, the largest 1, and follow the running means in `state`."""
@@ -102,13 +106,13 @@ class EDiTGuard(Part):
 
     def _tell(self, loop: Loop, moved: Sequence[Tensor]) -> Program[list[float]]:
         """Return the lengths of all ranks' differences; infinite where one is not finite."""
-        mine = torch.tensor([_length(moved)], dtype=torch.float64)
-        wire = copied_to(mine, loop.buckets[0].device).view(torch.uint8)
+        wire = _length(moved).view(1).view(torch.uint8)
         answers = yield from join((yield from start(all_gather(wire), "guard", loop.step)))
         lengths = read_numbers(*(a.clone().view(torch.float64) for a in answers))
         return [g if isfinite(g) else inf for g in lengths]
 
 
-def _length(tensors: Sequence[Tensor]) -> float:
-    """The length of several tensors as one."""
-    return hypot(*read_numbers(*(torch.linalg.vector_norm(t, dtype=torch.float64).view(1) for t in tensors)))
+def _length(tensors: Sequence[Tensor]) -> Tensor:
+    """The length of several tensors as one, on their device: a host that asked for it would wait."""
+    each = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in tensors]
+    return each[0] if len(each) == 1 else torch.linalg.vector_norm(torch.stack(each))

@@ -99,11 +99,8 @@ class NoLoCo(Schedule):
         source = pair_of(loop.ranks.context(loop.step)).source
         for i, lr in enumerate(loop.optimizer.lrs):
             one = loop.part([i])
-            wires = arrived[i] if arrived else ()
-            pair = _finite_pair(one, models[i], source, wires)
-            anchor, buffers = one.states[0]["anchor"], one.buckets[0].layout.buffers
-            first, second = (torch.sub(anchor, x, out=buffers.like(anchor)) for x in pair)
-            moved = first.add_(second).div_(2)
+            # Both models are let go before the outer step, which needs memory of its own.
+            moved = _moved(one, models.pop(0), source, arrived.pop(0) if arrived else ())
             outer.take(one.buckets[0], moved, lr)
         return_to_anchor(loop)
 
@@ -130,6 +127,14 @@ def _swap(block: Bucket, state: State, context: Context) -> Program[list[Tensor]
     return deliver([wire], pair_of(context), wire.numel())
 
 
+def _moved(one: Loop, own: Tensor, source: Sequence[int], wires: Sequence[Tensor]) -> Tensor:
+    """Return the anchor of one bucket minus the pair's mean."""
+    own, other = _finite_pair(one, own, source, wires)
+    anchor, buffers = one.states[0]["anchor"], one.buckets[0].layout.buffers
+    moved = torch.sub(anchor, own, out=buffers.like(anchor))
+    return moved.add_(torch.sub(anchor, other, out=buffers.like(anchor))).div_(2)
+
+
 def _finite_pair(one: Loop, own: Tensor, source: Sequence[int], wires: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return one bucket's models of the pair; what is not finite is replaced by the other, or by the anchor if both are not."""
     other = own
@@ -139,5 +144,5 @@ def _finite_pair(one: Loop, own: Tensor, source: Sequence[int], wires: Sequence[
     own_fine = one.record.finite(None, is_finite(own))
     other_fine = one.record.finite(source[0], is_finite(other)) if wires else own_fine
     anchor = one.states[0]["anchor"]
-    spare = pick(own_fine, own, pick(other_fine, other, anchor))
-    return pick(own_fine, own, spare), pick(other_fine, other, spare)
+    own = pick(own_fine, own, pick(other_fine, other, anchor))
+    return own, pick(other_fine, other, own)

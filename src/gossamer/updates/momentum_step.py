@@ -73,6 +73,17 @@ def running(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
     return new * (1 - beta) if old is None else torch.add(old * beta, new, alpha=1 - beta)
 
 
+def moments(mean: Bucket, state: State, betas: tuple[float, float], corrects_bias: bool) -> tuple[Tensor, Tensor, int]:
+    """Count a step of Adam and follow both moments in `state`; returns them, with their biases corrected or not, and the count."""
+    steps = int(state.get("steps", 0)) + 1
+    state["steps"] = torch.tensor(steps)
+    state["m"] = m = running(state.get("m"), mean.flat, betas[0])
+    state["v"] = v = running(state.get("v"), mean.flat.square(), betas[1])
+    if corrects_bias:
+        m, v = corrected(m, betas[0], steps), corrected(v, betas[1], steps)
+    return m, v, steps
+
+
 class MomentumStep(Update):
     """An update that computes the whole step; after the freeze ranks send its momentum instead of the gradient."""
 

@@ -10,7 +10,7 @@ from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context
 from gossamer.core.parts import part, require
-from gossamer.updates.momentum_step import MomentumStep, corrected, fits, frozen, running
+from gossamer.updates.momentum_step import MomentumStep, fits, frozen, moments
 
 
 @final
@@ -71,12 +71,7 @@ class OneBitAdamUpdate(MomentumStep):
             divisor = state["divisor"]
             state["m"] = mean.new().copy_(mean.flat).masked_fill_(state["still"], 0.0)
             return torch.div(state["m"], divisor, out=mean.new())
-        steps = int(state.get("steps", 0)) + 1
-        state["steps"] = torch.tensor(steps)
-        state["m"] = m = running(state.get("m"), mean.flat, self.beta1)
-        state["v"] = v = running(state.get("v"), mean.flat.square(), self.beta2)
-        if self.bias_correction:
-            m, v = corrected(m, self.beta1, steps), corrected(v, self.beta2, steps)
+        m, v, steps = moments(mean, state, (self.beta1, self.beta2), self.bias_correction)
         divisor = v.sqrt().add_(self.eps)
         if steps >= self.warmup:
             state["divisor"] = kept = frozen(self._raised(v, mean), self.eps)

@@ -11,7 +11,7 @@ from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.updates.momentum_step import MomentumStep, corrected, fits, frozen, running
+from gossamer.updates.momentum_step import MomentumStep, corrected, fits, frozen, moments, running
 
 
 @final
@@ -115,12 +115,7 @@ class OneBitLambUpdate(MomentumStep):
 
     def _warm_push(self, mean: Bucket, state: State) -> tuple[Tensor, bool]:
         """Adam's step, and True if it is the last one before the freeze."""
-        steps = int(state.get("steps", 0)) + 1
-        state["steps"] = torch.tensor(steps)
-        state["m"] = m = running(state.get("m"), mean.flat, self.beta1)
-        state["v"] = v = running(state.get("v"), mean.flat.square(), self.beta2)
-        if self.bias_correction:
-            m, v = corrected(m, self.beta1, steps), corrected(v, self.beta2, steps)
+        m, v, steps = moments(mean, state, (self.beta1, self.beta2), self.bias_correction)
         return m / v.sqrt().add_(self.eps), steps >= self.warmup
 
     def _warm(self, name: str, own: slice, x: Tensor, u: Tensor, push: Tensor, state: State) -> Tensor:

@@ -8,14 +8,7 @@
   const charts = data.charts.map(addChart);
 
   function addChart(spec) {
-    const figure = html("figure", { id: spec.id }, document.getElementById("charts"));
-    const caption = html("figcaption", {}, figure);
-    const words = html("div", {}, caption);
-    html("h2", {}, words, spec.title);
-    html("p", { class: "caption" }, words, spec.caption);
-    html("div", { class: "tools" }, caption);
-    html("div", { class: "plot" }, figure);
-    return new (spec.kind === "bars" ? BarChart : LineChart)(figure, spec, page);
+    return new (spec.kind === "bars" ? BarChart : LineChart)(addFigure(spec, "charts"), spec, page);
   }
 
   function drawAll(width) { for (const chart of charts) chart.draw(width); }

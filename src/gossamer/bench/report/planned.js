@@ -84,18 +84,8 @@ function said([from, to]) {
   const page = { runs: plan.runs, winner: null, hidden: new Set(plan.runs.map((_, i) => i).filter((i) => !plan.shown.includes(i))), say: (text) => { spoken.textContent = text; } };
   const at = { ...plan.at };
 
-  function addChart(spec, place, Chart, shared) {
-    const figure = html("figure", { id: spec.id }, document.getElementById(place));
-    const caption = html("figcaption", {}, figure), words = html("div", {}, caption);
-    html("h2", {}, words, spec.title);
-    html("p", { class: "caption" }, words, spec.caption);
-    html("div", { class: "tools" }, caption);
-    html("div", { class: "plot" }, figure);
-    return new Chart(figure, spec, shared);
-  }
-
-  const bars = addChart(plan.charts[0], "bars", BarChart, { ...page, hidden: new Set() });
-  const curve = addChart(plan.charts[1], "curve", LineChart, page);
+  const bars = new BarChart(addFigure(plan.charts[0], "bars"), plan.charts[0], { ...page, hidden: new Set() });
+  const curve = new LineChart(addFigure(plan.charts[1], "curve"), plan.charts[1], page);
 
   function update() {
     const steps = plan.runs.map((_, run) => read(run, at));

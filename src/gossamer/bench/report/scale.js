@@ -111,6 +111,17 @@ function fill(element, attributes, parent, text) {
   return element;
 }
 
+// The frame of a chart, in the element with an id: its title, caption and tools, and room to draw in.
+function addFigure(spec, place) {
+  const figure = html("figure", { id: spec.id }, document.getElementById(place));
+  const caption = html("figcaption", {}, figure), words = html("div", {}, caption);
+  html("h2", {}, words, spec.title);
+  html("p", { class: "caption" }, words, spec.caption);
+  html("div", { class: "tools" }, caption);
+  html("div", { class: "plot" }, figure);
+  return figure;
+}
+
 // A small card beside the pointer: a name and some values.
 class Tip {
   constructor(plot) { this.box = html("div", { class: "tip" }, plot); this.plot = plot; this.hide(); }

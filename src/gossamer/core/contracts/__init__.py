@@ -1,6 +1,6 @@
 """The contract of each kind of part. Every contract ends with its law, which `tests/laws` checks."""
 
-from gossamer.core.contracts.codec import AsItsCodec, Codec, Levelled, LinearCodec
+from gossamer.core.contracts.codec import AsItsCodec, Biased, Codec, Levelled, LinearCodec
 from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.controller import Controller, Facts, ParamGroup
 from gossamer.core.contracts.entries import Policy, Unit
@@ -15,6 +15,7 @@ __all__ = [
     "ARREARS",
     "UNBALANCED",
     "AsItsCodec",
+    "Biased",
     "CandidateCost",
     "Codec",
     "CodecExchange",

@@ -44,6 +44,17 @@ class _Encoding(Lossy):
         """The default size of a bucket in megabytes, found by measurement."""
 
 
+class Biased(_Encoding):
+    """The properties of a codec whose decoding is not right on average: `class MyCodec(Biased, Codec)`."""
+
+    @property
+    def unbiased(self) -> bool:
+        return False
+
+    def omega(self, layout: Layout) -> float:
+        return float("inf")
+
+
 class Codec(_Encoding):
     """Encodes a bucket on each rank; any rank can decode the wire.
 
@@ -153,11 +164,6 @@ class LinearCodec(_Encoding):
     def sum_rounding(self) -> float:
         """The relative rounding error of each addition in the reduction, which no memory keeps."""
         return 0.0
-
-    @property
-    def draws_alike(self) -> bool:
-        """True if all ranks draw equal random numbers, so that averaging does not reduce the random error."""
-        return False
 
     def policy(self, key: str) -> Policy:
         return "mean"

@@ -3,8 +3,6 @@
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
-from collections.abc import Sequence
-
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +11,7 @@ from torch import Tensor
 from gossamer.core.rng import Key
 from gossamer.kernels.gpu import OPTIONS
 from gossamer.kernels.gpu.hashing import codes, words
-from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of, middle_of, plane_bytes, units
+from gossamer.kernels.layout import ONE, PLANE_BLOCK, gains, levels_of, middle_of, units
 from gossamer.kernels.reference import quantise as reference
 
 _BLOCKS = 4  # blocks of one encoding program
@@ -52,18 +50,6 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
         scale, shift = (2, 1) if bits == 1 else (1, levels_of(bits))
         grid = (triton.cdiv(n, _READ * PLANE_BLOCK),)
         _read[grid](wire, unit, out, n, scale, shift, anew, bits, _span(bucket, n), _READ, **OPTIONS)
-
-
-def encode_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
-) -> None:
-    for chunk, norm, key, wire in zip(chunks, norms, keys, wires, strict=True):
-        encode(chunk, bits, bucket, norm, key, True, wire[: plane_bytes(chunk.numel(), bits)])
-
-
-def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    for wire, norm in zip(wires, norms, strict=True):
-        read(wire, bits, bucket, norm, 1.0, out, False)
 
 
 def _span(bucket: int, n: int) -> int:

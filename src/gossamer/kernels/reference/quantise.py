@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gossamer.core.rng import Key
-from gossamer.kernels.layout import ONE, gains, levels_of, middle_of, plane_bytes, units
+from gossamer.kernels.layout import ONE, gains, levels_of, middle_of, units
 from gossamer.kernels.reference.hashing import fixed_point, fractions
 from gossamer.kernels.reference.planes import pack, put, unpack
 
@@ -41,18 +39,6 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
     levels = 2 * found - 1 if bits == 1 else found - levels_of(bits)
     said = levels * units(norms, weight, levels_of(bits)).repeat_interleave(bucket)[:n]
     put(said, out, anew)
-
-
-def encode_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
-) -> None:
-    for chunk, norm, key, wire in zip(chunks, norms, keys, wires, strict=True):
-        encode(chunk, bits, bucket, norm, key, True, wire[: plane_bytes(chunk.numel(), bits)])
-
-
-def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    for wire, norm in zip(wires, norms, strict=True):
-        read(wire, bits, bucket, norm, 1.0, out, False)
 
 
 def _buckets(x: Tensor, bucket: int) -> Tensor:
