@@ -133,7 +133,6 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         "goodput",
         "goodput.goodput",
         "Which share of the paid time of a run became steps that count, where the rest went, and what a step cost.",
-        tells=True,
     ),
     LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),
     LazyCommand(
