@@ -79,7 +79,9 @@ def train(args: argparse.Namespace) -> None:
     with gossamer.attach(model, optimizer, recipe, group, events=folder / "events") as comm:
         if restarts:
             gossamer.checkpoint.resume(comm, folder / "saves")
-        log = os.open(folder / f"log{os.environ['RANK']}.{time.monotonic():.3f}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        log = os.open(
+            folder / f"log{os.environ['RANK']}.{time.monotonic():.3f}", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        )
         shape = comm.recipe.schedule.shape
         os.write(log, f"{1 if shape.averages_gradients else shape.period}\n".encode())
         saves = Saves(args.save) if restarts else None
@@ -237,13 +239,24 @@ def measure(args: argparse.Namespace, contender: str) -> str:
     folder = Path(args.keep or tempfile.mkdtemp(prefix="goodput-")) / contender.replace(" ", "-")
     folder.mkdir(parents=True)
     began = time.monotonic() + 1.0
-    command = [sys.executable, os.path.abspath(__file__), "--host", contender, "--folder", str(folder), "--began", str(began)]
+    command = [
+        sys.executable,
+        os.path.abspath(__file__),
+        "--host",
+        contender,
+        "--folder",
+        str(folder),
+        "--began",
+        str(began),
+    ]
     for name in ("minutes", "hosts", "every", "away", "compute", "save"):
         command += [f"--{name}", str(getattr(args, name))]
     plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
     result = run_lab(args.hosts, args.rate, command, timeout=args.minutes * 60 + 60)
     if result.exit_code or not any(folder.glob("log*")):
-        said = "\n".join((folder / "said1.txt").read_text().splitlines()[-3:]) if (folder / "said1.txt").exists() else ""
+        said = (
+            "\n".join((folder / "said1.txt").read_text().splitlines()[-3:]) if (folder / "said1.txt").exists() else ""
+        )
         return f"{contender:28} was not measured: {said}"
     ours, told = count(folder, plan), goodput_of(folder / "events")
     spent = told.spent

@@ -53,7 +53,9 @@ def test_steps_may_vary_by_half_of_one(tmp_path: Path) -> None:
 
 
 def test_who_is_killed_loses_the_step_under_way(tmp_path: Path) -> None:
-    close(spent(MadeProcess(0).works(101).rests(0.9), tmp_path), starting=START, steps=101 * STEP, lost=STEP, standing=0.8)
+    close(
+        spent(MadeProcess(0).works(101).rests(0.9), tmp_path), starting=START, steps=101 * STEP, lost=STEP, standing=0.8
+    )
 
 
 def test_a_wait_that_never_ended_is_a_wait(tmp_path: Path) -> None:
@@ -125,7 +127,10 @@ def test_a_machine_is_paid_for_between_processes_unless_it_was_another_or_had_en
         return first.gap, first.away
 
     end = 100.0 + FOUND + WARM + 1.0
-    assert between(MadeProcess(0).works(11), MadeProcess(0, 2, born=end + 7, after=11).works(11)) == (pytest.approx(7), 0)
+    assert between(MadeProcess(0).works(11), MadeProcess(0, 2, born=end + 7, after=11).works(11)) == (
+        pytest.approx(7),
+        0,
+    )
     gone = MadeProcess(0, 2, born=end + 7, after=11, boot="another").works(11)
     assert between(MadeProcess(0).works(11), gone) == (0.0, None)
     ended = MadeProcess(0).works(11).ends()
@@ -152,7 +157,9 @@ def test_held_out_values_have_what_all_ranks_took_until_then(tmp_path: Path) -> 
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["works", "saves", "rests", "waits", "slower"]), st.floats(0.0, 5.0), st.integers(1, 30)),
+        st.tuples(
+            st.sampled_from(["works", "saves", "rests", "waits", "slower"]), st.floats(0.0, 5.0), st.integers(1, 30)
+        ),
         min_size=1,
         max_size=12,
     ),

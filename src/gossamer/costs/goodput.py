@@ -117,7 +117,10 @@ def goodput_of(folder: Path, pays: Pays = "machines") -> Goodput:
 
 def _rank(number: int, processes: Sequence[ProcessEvents], is_lost: bool, pays: Pays) -> RankCost:
     cut = [stretches(p) for p in processes]
-    pace = {recipe: typical(s for p, c in zip(processes, cut) if p.recipe == recipe for s in c) for recipe in _recipes(processes)}
+    pace = {
+        recipe: typical(s for p, c in zip(processes, cut) if p.recipe == recipe for s in c)
+        for recipe in _recipes(processes)
+    }
     fates = _fates(processes, is_lost)
     gaps = [_gap(a, b, pays) for a, b in pairwise(processes)] + [(0.0, 0.0)]
     costs = [

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -158,7 +159,7 @@ def _refuse_two_runs(folder: Path, by_rank: Mapping[int, list[ProcessEvents]]) -
         for p in processes:
             if p.model:
                 known.setdefault(p.model, p)
-        for earlier, later in zip(processes, processes[1:]):
+        for earlier, later in pairwise(processes):
             in_order = earlier.ended == "in order" and earlier.told is None
             if in_order and later.begins and not later.first and earlier.last:
                 raise CostError(
@@ -217,7 +218,9 @@ def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
         read = None
     if not isinstance(read, dict):
         text = line.decode("utf-8", "replace").strip()
-        raise CostError(f"{path}, line {number} is not what gossamer writes: {shown(text)}. Take the line out, or the file")
+        raise CostError(
+            f"{path}, line {number} is not what gossamer writes: {shown(text)}. Take the line out, or the file"
+        )
     return read  # pyright: ignore[reportUnknownVariableType]
 
 

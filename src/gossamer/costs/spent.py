@@ -104,6 +104,9 @@ class Fate(NamedTuple):
         return again / steps, lost / steps
 
 
+KEPT = Fate()
+
+
 def stretches(process: ProcessEvents) -> list[Stretch]:
     """Cut a process, from the end of its first step to the end of its last, into stretches of `ROUNDS` rounds or more.
 
@@ -148,7 +151,7 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
     return 0.0
 
 
-def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: Pace, fate: Fate = Fate()) -> Spent:
+def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: Pace, fate: Fate = KEPT) -> Spent:
     """The seconds of one process, by cause."""
     if not process.counts:
         return Spent(starting=process.end)
@@ -189,7 +192,8 @@ def _tail(process: ProcessEvents, pace: Pace) -> Spent:
     since = process.counts[-1].at
     rest = process.end - since
     saving = min(rest, sum(s.seconds for s in process.saves if s.at > since))
-    told = {wait.since: wait.at - wait.since for wait in process.waits if wait.at > since}  # the last that was told of each
+    # A wait is told again and again while it goes on; the last time counts.
+    told = {wait.since: wait.at - wait.since for wait in process.waits if wait.at > since}
     waiting = min(rest - saving, sum(told.values()))
     rest -= saving + waiting
     lost = min(rest, pace.step) if process.ended is None else 0.0

@@ -23,7 +23,7 @@ from typing import Any, final
 
 from gossamer.core.errors import AttachError
 from gossamer.core.version import __version__
-from gossamer.costs.run_files import FORM, ProcessEvents, take
+from gossamer.costs.run_files import FORM, ProcessEvents, StepCount, take
 from gossamer.costs.spent import Spent, spent_by, stretches, typical
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -55,6 +55,24 @@ def _boot() -> tuple[str, float]:
         return "", 0.0
 
 
+def _began(rank: int, size: int, now: float) -> dict[str, Any]:
+    """The first line of a process; `now` is the time since it began."""
+    boot, since_boot = _boot()
+    return {
+        "event": "began",
+        "at": 0.0,
+        "form": FORM,
+        "rank": rank,
+        "size": size,
+        "process": uuid.uuid4().hex[:12],
+        "machine": socket.gethostname(),
+        "boot": boot,
+        "born": round(max(0.0, since_boot - now), 3),
+        "wall": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "gossamer": __version__,
+    }
+
+
 @final
 class RunEvents:
     """Writes the events of one process, from `attach` to `detach`, into a new file of a folder."""
@@ -72,34 +90,17 @@ class RunEvents:
         global _begun
         self._zero = time.monotonic() - (0.0 if _begun == os.getpid() else seconds_alive())
         _begun = os.getpid()
-        self._apart = time.monotonic() - time.perf_counter()  # of two clocks, which begin at other times on some systems
+        self._apart = time.monotonic() - time.perf_counter()  # two clocks, which begin at other times on some systems
         self._kept = ProcessEvents(path, rank, 0)  # what was written, for metrics
         self._queue = deque[tuple[str, float, Callable[[], dict[str, Any]]]]()
-        self._last: tuple[float, int, int, float] | None = None  # time, step, steps so far, seconds waited so far
-        self._first: tuple[float, int, int, float] | None = None
+        self._first: StepCount | None = None  # this and the next on the clock of `time.monotonic`
+        self._last: StepCount | None = None
         self._written = 0  # steps that were written
         self._writes = 0
         self.notice: Notice | None = None  # under `leaving_at`
         self._told = False
         self.spent = Spent()  # where the time of this process went, as of a few seconds ago
-        boot, since_boot = _boot()
-        self._write(
-            [
-                {
-                    "event": "began",
-                    "at": 0.0,
-                    "form": FORM,
-                    "rank": rank,
-                    "size": size,
-                    "process": uuid.uuid4().hex[:12],
-                    "machine": socket.gethostname(),
-                    "boot": boot,
-                    "born": round(max(0.0, since_boot - self._now()), 3),
-                    "wall": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                    "gossamer": __version__,
-                }
-            ]
-        )
+        self._write([_began(rank, size, self._now())])
         self._over = threading.Event()
         self._lock = threading.Lock()  # of the file: `close` writes too
         self._thread = threading.Thread(target=self._live, name="gossamer-events", daemon=True)
@@ -112,11 +113,12 @@ class RunEvents:
     def stepped(self, step: int) -> None:
         """Note the end of an optimizer step. Several optimizers may end one."""
         last = self._last
-        if last is not None and last[1] == step:
+        if last is not None and last.step == step:
             return
-        self._last = now = (time.monotonic(), step, 1 if last is None else last[2] + 1, self._fabric.ledger.exposed_seconds)
+        count = 1 if last is None else last.count + 1
+        self._last = StepCount(time.monotonic(), step, count, self._fabric.ledger.exposed_seconds)
         if last is None:
-            self._first = now
+            self._first = self._last
 
     def attached(self, worker: Worker) -> None:
         """Note what is trained, by which recipe, and from which step on."""
@@ -189,12 +191,12 @@ class RunEvents:
         while self._queue:
             event, at, facts = self._queue.popleft()
             lines.append({"event": event, "at": self._at(at), **facts()})
-        if last is not None and last[2] > self._written:
+        if last is not None and last.count > self._written:
             if not self._written and self._first is not None:
                 lines.append(self._count("first step", self._first))
-            if last[2] > 1:
+            if last.count > 1:
                 lines.append(self._count("steps", last))
-            self._written = last[2]
+            self._written = last.count
         since = self._fabric.standstill.since
         if since is not None and time.perf_counter() - since >= LONG:
             lines.append({"event": "waits", "at": self._now(), "since": self._at(since + self._apart)})
@@ -204,9 +206,8 @@ class RunEvents:
             lines.append({"event": "told to stop", "at": self._now(), "signal": notice.received})
         return sorted(lines, key=lambda line: line["at"])
 
-    def _count(self, event: str, count: tuple[float, int, int, float]) -> dict[str, Any]:
-        at, step, steps, waited = count
-        return {"event": event, "at": self._at(at), "step": step, "count": steps, "waited": round(waited, 4)}
+    def _count(self, event: str, count: StepCount) -> dict[str, Any]:
+        return {"event": event, **count._asdict(), "at": self._at(count.at), "waited": round(count.waited, 4)}
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         """Append lines in one call, so that none is cut where the process is killed."""

@@ -70,7 +70,9 @@ def test_held_out_values_have_their_cost(say: Say, tmp_path: Path) -> None:
     assert re.search(r"^101 +1\.5000 +15\.0 s +1\.00$", text, re.M), text
 
 
-@pytest.mark.parametrize("price", ["cheap", "2.10", "2.10/day", "-1/hour", "nan/hour", "1e999/hour", "/hour", "2.10 dollars/hour", ""])
+@pytest.mark.parametrize(
+    "price", ["cheap", "2.10", "2.10/day", "-1/hour", "nan/hour", "1e999/hour", "/hour", "2.10 dollars/hour", ""]
+)
 def test_a_price_that_is_none_is_refused(say: Say, tmp_path: Path, price: str) -> None:
     restarted(tmp_path / "run")
     code, out, err = say("goodput", "run", "--price", price)

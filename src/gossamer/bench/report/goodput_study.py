@@ -85,7 +85,9 @@ def _notes(found: Goodput) -> list[str]:
     if free := sum(each for each in away if each):
         notes.append(f"Not paid for, between processes: {seconds(free)}.")
     if unknown := sum(each is None for each in away):
-        notes.append(f"{unknown} times a rank came back on another machine, or a restarted one: the time between is not counted.")
+        notes.append(
+            f"{unknown} times a rank came back on another machine, or a restarted one: the time between is not counted."
+        )
     return notes
 
 
@@ -114,4 +116,8 @@ def amount(price: Price, value: float | None) -> str:
     """
     if value is None:
         return ""
-    return f"{value:.2f} {price.currency}".strip() if value >= 1 or not value else f"{number(value)} {price.currency}".strip()
+    return (
+        f"{value:.2f} {price.currency}".strip()
+        if value >= 1 or not value
+        else f"{number(value)} {price.currency}".strip()
+    )
