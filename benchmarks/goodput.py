@@ -272,7 +272,7 @@ def measure(args: argparse.Namespace, contender: str) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="*", default=["decoupled_diloco", "local_sgd(8)", "qsgd", "torchrun qsgd"])
+    parser.add_argument("recipes", nargs="*", default=["decoupled_diloco(24)", "local_sgd(8)", "qsgd", "torchrun qsgd"])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", default="200mbit")

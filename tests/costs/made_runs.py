@@ -29,11 +29,11 @@ class MadeProcess:
         for done in range(steps):
             self.step, self.count = self.step + 1, self.count + 1
             extra = (slower + waits) * (done == 0)
-            self.now += (FOUND + WARM - self.now if self.count == 1 else STEP) + extra
+            self.now += (WARM if self.count == 1 else STEP) + extra
             self.waited += EXCHANGE + waits * (done == 0)
             if self.count == 1 or (self.count - 1) % 10 == 0:
                 event = "first step" if self.count == 1 else "steps"
-                self.say(event, step=self.step, count=self.count, waited=round(self.waited, 6))
+                self.say(event, step=self.step, done=self.count, waited=round(self.waited, 6))
         return self
 
     def saves(self, seconds: float) -> "MadeProcess":

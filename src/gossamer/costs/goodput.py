@@ -118,20 +118,16 @@ def goodput_of(folder: Path, pays: Pays = "machines") -> Goodput:
 def _rank(number: int, processes: Sequence[ProcessEvents], is_lost: bool, pays: Pays) -> RankCost:
     cut = [stretches(p) for p in processes]
     pace = {
-        recipe: typical(s for p, c in zip(processes, cut) if p.recipe == recipe for s in c)
-        for recipe in _recipes(processes)
+        recipe: typical((s for p, c in zip(processes, cut) if (p.recipe, p.period) == recipe for s in c), recipe[1])
+        for recipe in {(p.recipe, p.period) for p in processes}
     }
     fates = _fates(processes, is_lost)
     gaps = [_gap(a, b, pays) for a, b in pairwise(processes)] + [(0.0, 0.0)]
     costs = [
-        ProcessCost(p, spent_by(p, c, pace[p.recipe], fate), *gap)
+        ProcessCost(p, spent_by(p, c, pace[p.recipe, p.period], fate), *gap)
         for p, c, fate, gap in zip(processes, cut, fates, gaps, strict=True)
     ]
     return RankCost(number, costs)
-
-
-def _recipes(processes: Sequence[ProcessEvents]) -> set[str]:
-    return {p.recipe for p in processes}
 
 
 def _fates(processes: Sequence[ProcessEvents], is_lost: bool) -> list[Fate]:

@@ -29,7 +29,7 @@ class StepCount(NamedTuple):
 
     at: float
     step: int  # the number of that step
-    count: int  # steps of this process so far
+    done: int  # steps of this process so far
     waited: float  # seconds so far in which its loop stood still for the network or for others
 
 
@@ -93,7 +93,7 @@ class ProcessEvents:
     def begins(self) -> list[Start]:
         """Where it counted steps from; not the step 0 that it was attached at before a checkpoint was loaded."""
         until = [*(start.at for start in self.starts[1:]), math.inf]
-        return [s for s, end in zip(self.starts, until) if any(s.at <= count.at <= end for count in self.counts)]
+        return [s for s, end in zip(self.starts, until) if any(s.at <= count.at < end for count in self.counts)]
 
     @property
     def first(self) -> int:
@@ -240,7 +240,7 @@ def take(process: ProcessEvents, line: Mapping[str, Any]) -> None:
         case "loaded":
             process.starts.append(Start(at, _whole(line, "step")))
         case "first step" | "steps":
-            process.counts.append(StepCount(at, _whole(line, "step"), _whole(line, "count"), _number(line, "waited")))
+            process.counts.append(StepCount(at, _whole(line, "step"), _whole(line, "done"), _number(line, "waited")))
         case "saved":
             process.saves.append(Save(at, _number(line, "seconds")))
         case "held out":

@@ -1,7 +1,8 @@
 """Where a process's time went, by its own clock: steps, and what else there was, by cause.
 
-A process is cut into stretches of a few steps. The typical stretch, a weighted median, says how long a step takes where nothing
-happens, and how much of it is the exchange. What a stretch takes beyond that is no step: it was waited, or the loop stood still.
+A process is cut into stretches of a few steps, with an exchange in each. Medians over them say how long a step computes, and
+for how long an exchange is waited for, where nothing happens. What a stretch takes beyond that is no step: it was waited, or the
+loop stood still.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,6 @@ from typing import NamedTuple
 
 from gossamer.costs.run_files import ProcessEvents
 
-ROUNDS = 2  # of a recipe in a stretch, so that a step with an average is not taken for a disturbed one
 HALF, TENTH = 0.5, 0.1  # of a step, and of a stretch: by so much steps vary where nothing happens
 CAUSES = {
     "steps": "steps that count",
@@ -60,14 +60,15 @@ class Spent:
 
 
 class Pace(NamedTuple):
-    """Seconds of a typical step: of its own computing, and of its exchange, for which the loop stands still."""
+    """Typical seconds of a step's own computing, and of the exchange after `period` steps, for which the loop stands still."""
 
     own: float = 0.0
     exchange: float = 0.0
+    period: int = 1
 
     @property
     def step(self) -> float:
-        return self.own + self.exchange
+        return self.own + self.exchange / self.period
 
 
 class Stretch(NamedTuple):
@@ -77,7 +78,8 @@ class Stretch(NamedTuple):
     ended: float
     after: int  # the number of the step before the first
     last: int
-    count: int
+    steps: int
+    exchanges: int
     waited: float
     saved: float
 
@@ -108,33 +110,43 @@ KEPT = Fate()
 
 
 def stretches(process: ProcessEvents) -> list[Stretch]:
-    """Cut a process, from the end of its first step to the end of its last, into stretches of `ROUNDS` rounds or more.
+    """Cut a process, from the end of its first step to the end of its last, into stretches with an exchange or more in each.
 
     What is left at the end, or before a checkpoint was loaded, joins the stretch before it.
     """
-    out, least = list[Stretch](), ROUNDS * process.period
+    out = list[Stretch]()
     for a, b in pairwise(process.counts):
         loaded = next((s.step for s in process.starts if a.at < s.at <= b.at), None)
         saved = min(b.at - a.at, sum(s.seconds for s in process.saves if a.at < s.at <= b.at))
         waited = min(b.at - a.at - saved, b.waited - a.waited)
-        new = Stretch(a.at, b.at, a.step if loaded is None else loaded, b.step, b.count - a.count, waited, saved)
-        follows = bool(out) and loaded is None
-        out[-1:] = [_joined(out[-1], new)] if follows and out[-1].count < least else [*out[-1:], new]
-    if len(out) > 1 and out[-1].count < least and out[-2].last == out[-1].after:
+        after, steps = a.step if loaded is None else loaded, b.done - a.done
+        exchanges = b.step // process.period - after // process.period if process.period > 1 else steps
+        new = Stretch(a.at, b.at, after, b.step, steps, exchanges, waited, saved)
+        follows = bool(out) and loaded is None and not out[-1].exchanges
+        out[-1:] = [_joined(out[-1], new)] if follows else [*out[-1:], new]
+    if len(out) > 1 and not out[-1].exchanges and out[-2].last == out[-1].after:
         out[-2:] = [_joined(*out[-2:])]
     return out
 
 
 def _joined(one: Stretch, next: Stretch) -> Stretch:
-    count, waited, saved = one.count + next.count, one.waited + next.waited, one.saved + next.saved
-    return Stretch(one.began, next.ended, one.after, next.last, count, waited, saved)
+    return Stretch(
+        one.began,
+        next.ended,
+        one.after,
+        next.last,
+        one.steps + next.steps,
+        one.exchanges + next.exchanges,
+        one.waited + next.waited,
+        one.saved + next.saved,
+    )
 
 
-def typical(found: Iterable[Stretch]) -> Pace:
-    """What a step takes where nothing happens: medians over steps, each counted with its stretch's mean."""
-    those = [s for s in found if s.count]
-    own = _median([(s.own / s.count, s.count) for s in those])
-    return Pace(own, _median([(s.waited / s.count, s.count) for s in those]))
+def typical(found: Iterable[Stretch], period: int) -> Pace:
+    """What steps and exchanges take where nothing happens: medians over steps, each counted with its stretch's mean."""
+    those = list(found)
+    own = _median([(s.own / s.steps, s.steps) for s in those if s.steps])
+    return Pace(own, _median([(s.waited / s.exchanges, s.exchanges) for s in those if s.exchanges > 0]), period)
 
 
 def _median(weighted: Sequence[tuple[float, int]]) -> float:
@@ -158,16 +170,18 @@ def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: Pace, fate: F
     first = process.counts[0]
     step = min(pace.step, first.at)
     total = Spent(starting=first.at - step)
-    total += _steps(step, min(pace.exchange, step), process.first, first.step, fate.before(process, first.at))
+    total += _steps(
+        step, min(pace.exchange / pace.period, step), process.first, first.step, fate.before(process, first.at)
+    )
     for stretch in cut:
         total += _of_stretch(stretch, pace, fate.before(process, stretch.ended))
     return total + _tail(process, pace)
 
 
 def _of_stretch(stretch: Stretch, pace: Pace, fate: Fate) -> Spent:
-    count = stretch.count
-    waiting, standing = stretch.waited - pace.exchange * count, stretch.own - pace.own * count
-    if waiting + standing <= pace.step * (HALF + TENTH * count):
+    waiting = stretch.waited - pace.exchange * stretch.exchanges
+    standing = stretch.own - pace.own * stretch.steps
+    if waiting + standing <= pace.step * (HALF + TENTH * stretch.steps):
         waiting = standing = 0.0
     waiting, standing = max(0.0, waiting), max(0.0, standing)
     seconds = stretch.ended - stretch.began - stretch.saved - waiting - standing

@@ -115,8 +115,8 @@ class RunEvents:
         last = self._last
         if last is not None and last.step == step:
             return
-        count = 1 if last is None else last.count + 1
-        self._last = StepCount(time.monotonic(), step, count, self._fabric.ledger.exposed_seconds)
+        done = 1 if last is None else last.done + 1
+        self._last = StepCount(time.monotonic(), step, done, self._fabric.ledger.exposed_seconds)
         if last is None:
             self._first = self._last
 
@@ -191,12 +191,12 @@ class RunEvents:
         while self._queue:
             event, at, facts = self._queue.popleft()
             lines.append({"event": event, "at": self._at(at), **facts()})
-        if last is not None and last.count > self._written:
+        if last is not None and last.done > self._written:
             if not self._written and self._first is not None:
                 lines.append(self._count("first step", self._first))
-            if last.count > 1:
+            if last.done > 1:
                 lines.append(self._count("steps", last))
-            self._written = last.count
+            self._written = last.done
         since = self._fabric.standstill.since
         if since is not None and time.perf_counter() - since >= LONG:
             lines.append({"event": "waits", "at": self._now(), "since": self._at(since + self._apart)})
@@ -212,7 +212,7 @@ class RunEvents:
     def _write(self, lines: list[dict[str, Any]]) -> None:
         """Append lines in one call, so that none is cut where the process is killed."""
         try:
-            os.write(self._file, "".join(json.dumps(line) + "\n" for line in lines).encode())
+            os.write(self._file, "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
         except OSError as error:
             os.close(self._file)
             self._file = -1
@@ -234,13 +234,13 @@ class RunEvents:
         last = kept.counts[-1].at if kept.counts else 0.0
         kept.waits = [wait for wait in kept.waits if wait.at > last]
         cut = stretches(kept)
-        self.spent = spent_by(kept, cut, typical(cut))
+        self.spent = spent_by(kept, cut, typical(cut, kept.period))
 
     def _now(self) -> float:
         return self._at(time.monotonic())
 
     def _at(self, time: float) -> float:
-        return round(max(0.0, time - self._zero), 3)
+        return round(max(0.0, time - self._zero), 6)  # so that no two events share a time
 
 
 def _new_file(folder: Path, rank: int) -> tuple[int, Path]:

@@ -1,5 +1,6 @@
 """The page of `gossamer goodput`: one HTML file, without a script, that needs no network to open."""
 
+from functools import partial
 from typing import NamedTuple
 
 from gossamer.bench.report.goodput_study import amount, money, percent, studied
@@ -16,7 +17,7 @@ STYLES = [Style(INK, MARKS[0], False), *(Style(hue, MARKS[0], False) for hue in 
 class Piece(NamedTuple):
     """One cause in a bar: where it begins and how long it is, in hundredths of the bar."""
 
-    index: int
+    place: int
     name: str
     left: float
     width: float
@@ -49,7 +50,7 @@ def render(found: Goodput, price: Price | None) -> str:
         causes=CAUSES,
         pieces=pieces,
         percent=percent,
-        money=lambda paid: money(price, paid),
+        money=partial(money, price),
         per_thousand="" if price is None else amount(price, study.per_thousand),
         held_out=study.some(SHOWN),
     )
