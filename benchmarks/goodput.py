@@ -5,11 +5,11 @@ python benchmarks/goodput.py [RECIPE ...] [--minutes 10] [--hosts 4] [--rate 200
 A recipe trains under gossamer.members(); "torchrun RECIPE" trains under torchrun, which restarts all ranks, with a checkpoint about
 every --save seconds. Hosts are those of a lab; all but the first, which has the store, are lost in turns: all their processes are
 killed, and --away seconds later another machine is there in their place, with a name of its own. Computing is a sleep of --compute
-milliseconds, so that cores that hosts share matter little. All end together, killed.
+milliseconds, so that cores that hosts share matter little. The clock runs from when all have stepped; all end together, killed.
 
 What a run reached is counted twice. Here: steps that each rank wrote into a log of its own, less those done again or lost with a
-round, times the seconds of an undisturbed step (the mean until the first loss), over the seconds that hosts were there. And by
-`gossamer goodput`, from the events.
+round, times the seconds of an undisturbed step (the mean until the first loss), over the seconds that hosts were there, the first start
+included; without it, it is said besides. And by `gossamer goodput`, from the events.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from pathlib import Path
 TORCHRUN = "torchrun "
 WIDTH, LAYERS, BATCH = 512, 8, 16
 SETTLES = 10  # steps of a process before its pace is that of others
+PATIENCE = 240.0  # seconds until all have stepped
 
 
 @dataclass(frozen=True)
@@ -124,12 +125,12 @@ class Saves:
 def host(args: argparse.Namespace) -> None:
     """Be a host of the lab: run the trainer, take it away at its times, give another machine in its place."""
     rank, there, name = int(os.environ["RANK"]), list[tuple[float, float]](), socket.gethostname()
-    plan = Disturbance(args.began, args.minutes * 60, args.every, args.away, args.hosts)
-    machine = 0
-    until = [*plan.losses(rank), plan.end]
-    for lost in until:
-        begin = time.monotonic()
-        process = start(args, rank)
+    begin, process, machine = time.monotonic(), start(args, rank), 0
+    began = all_step(Path(args.folder), rank, args.hosts)
+    plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
+    for lost in [*plan.losses(rank), plan.end]:
+        if machine:
+            begin, process = time.monotonic(), start(args, rank)
         while time.monotonic() < lost:
             time.sleep(min(0.05, max(0.0, lost - time.monotonic())))
             if process.poll() is not None and time.monotonic() < lost:
@@ -145,6 +146,20 @@ def host(args: argparse.Namespace) -> None:
     (Path(args.folder) / f"there{rank}.json").write_text(json.dumps(there))
 
 
+def all_step(folder: Path, rank: int, hosts: int) -> float:
+    """Wait until all ranks have stepped, and return the time of that, which is the same for all."""
+    told, until = folder / "began", time.monotonic() + PATIENCE
+    while not told.exists():
+        logs = [*folder.glob("log*")] if rank == 0 else []
+        if len(logs) >= hosts and all(_log(path)[1] for path in logs):
+            (folder / "begins").write_text(str(time.monotonic()))
+            (folder / "begins").rename(told)
+        if time.monotonic() > until:
+            raise SystemExit(f"host {rank}: not all ranks have stepped within {PATIENCE:.0f} seconds")
+        time.sleep(0.05)
+    return float(told.read_text())
+
+
 def start(args: argparse.Namespace, rank: int) -> "subprocess.Popen[bytes]":
     script = [os.path.abspath(__file__), "--train", args.host, "--folder", args.folder]
     script += ["--compute", str(args.compute), "--save", str(args.save)]
@@ -158,6 +173,7 @@ def start(args: argparse.Namespace, rank: int) -> "subprocess.Popen[bytes]":
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         launcher = ["-m", "torch.distributed.run", "--nnodes", str(args.hosts), "--nproc-per-node", "1"]
         launcher += ["--max-restarts", "1000", "--rdzv-backend", "c10d", "--rdzv-endpoint", where, "--rdzv-id", "run"]
+        launcher += ["--rdzv-conf", f"is_host={int(rank == 0)}"]  # else it looks for its own name, which is new
         command = [sys.executable, *launcher, "--local-addr", f"10.0.0.{rank + 1}", *script]
     with (Path(args.folder) / f"said{rank}.txt").open("ab") as said:
         return subprocess.Popen(command, env=environment, stdout=said, stderr=said)
@@ -193,11 +209,16 @@ class Counted:
     steps: float  # that count
     step: float  # seconds of an undisturbed one
     there: float  # seconds of all hosts
+    at_first: float  # of which before all had stepped
     processes: int
 
     @property
     def share(self) -> float:
         return self.steps * self.step / self.there
+
+    @property
+    def after_start(self) -> float:
+        return self.steps * self.step / (self.there - self.at_first)
 
 
 def count(folder: Path, plan: Disturbance) -> Counted:
@@ -217,8 +238,10 @@ def count(folder: Path, plan: Disturbance) -> Counted:
         calm = [at for at, _ in steps if at < plan.began + plan.every][SETTLES:]
         whole = (len(calm) - 1) // period * period
         paces.append((calm[whole] - calm[0]) / whole)
-    there = sum(end - begin for p in folder.glob("there*.json") for begin, end in json.loads(p.read_text()))
-    return Counted(counted, statistics.mean(paces), there, processes)
+    spans = [json.loads(p.read_text()) for p in folder.glob("there*.json")]
+    there = sum(end - begin for each in spans for begin, end in each)
+    at_first = sum(plan.began - each[0][0] for each in spans)
+    return Counted(counted, statistics.mean(paces), there, at_first, processes)
 
 
 def _born(path: Path) -> float:
@@ -238,33 +261,24 @@ def measure(args: argparse.Namespace, contender: str) -> str:
 
     folder = Path(args.keep or tempfile.mkdtemp(prefix="goodput-")) / contender.replace(" ", "-")
     folder.mkdir(parents=True)
-    began = time.monotonic() + 1.0
-    command = [
-        sys.executable,
-        os.path.abspath(__file__),
-        "--host",
-        contender,
-        "--folder",
-        str(folder),
-        "--began",
-        str(began),
-    ]
+    command = [sys.executable, os.path.abspath(__file__), "--host", contender, "--folder", str(folder)]
     for name in ("minutes", "hosts", "every", "away", "compute", "save"):
         command += [f"--{name}", str(getattr(args, name))]
-    plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
-    result = run_lab(args.hosts, args.rate, command, timeout=args.minutes * 60 + 60)
+    result = run_lab(args.hosts, args.rate, command, timeout=args.minutes * 60 + PATIENCE + 30)
     if result.exit_code or not any(folder.glob("log*")):
         said = (
             "\n".join((folder / "said1.txt").read_text().splitlines()[-3:]) if (folder / "said1.txt").exists() else ""
         )
         return f"{contender:28} was not measured: {said}"
+    began = float((folder / "began").read_text())
+    plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
     ours, told = count(folder, plan), goodput_of(folder / "events")
     spent = told.spent
     causes = ", ".join(f"{CAUSES[c]} {v / spent.paid:.3f}" for c, v in spent.by_cause.items() if c != "steps")
     if not args.keep:
         shutil.rmtree(folder.parent)
     return (
-        f"{contender:28} counted {ours.share:.3f}, gossamer goodput {spent.share:.3f} ({100 * (spent.share / ours.share - 1):+.1f} %); "
+        f"{contender:28} counted {ours.share:.3f} ({ours.after_start:.3f} without the first start), gossamer goodput {spent.share:.3f} ({100 * (spent.share / ours.share - 1):+.1f} %); "
         f"step {1000 * ours.step:.0f} ms, {ours.steps:.0f} steps that count ({spent.counted:.0f} by events), hosts there "
         f"{ours.there:.0f} s (paid {spent.paid:.0f} s), {ours.processes} processes; {causes}"
     )
@@ -283,7 +297,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--keep", help="a folder for the logs and events of all runs; else they are removed")
     for name in ("--host", "--train", "--folder"):
         parser.add_argument(name, help="set by the program itself")
-    parser.add_argument("--began", type=float, help="set by the program itself")
     args = parser.parse_args(words)
     if args.train:
         train(args)

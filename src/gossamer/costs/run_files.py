@@ -48,14 +48,14 @@ class Quality(NamedTuple):
     value: float
 
 
-class Wait(NamedTuple):
+class LongWait(NamedTuple):
     """A wait that was still under way."""
 
     at: float
     since: float
 
 
-class Start(NamedTuple):
+class StepOrigin(NamedTuple):
     """Steps are counted from here: the model was attached, or a checkpoint was loaded."""
 
     at: float
@@ -79,18 +79,18 @@ class ProcessEvents:
     period: int = 1  # steps after which the recipe's requests repeat
     round: int = 1  # steps from one average to the next: what a process that dies may take with it
     counts: list[StepCount] = field(default_factory=list[StepCount])  # the first is that of the first step
-    starts: list[Start] = field(default_factory=list[Start])
+    starts: list[StepOrigin] = field(default_factory=list[StepOrigin])
     saves: list[Save] = field(default_factory=list[Save])
     qualities: list[Quality] = field(default_factory=list[Quality])
     lost: list[int] = field(default_factory=list[int])  # ranks that it heard to be lost, and not to be back
-    waits: list[Wait] = field(default_factory=list[Wait])
+    waits: list[LongWait] = field(default_factory=list[LongWait])
     told: float | None = None  # to stop
     ended: str | None = None  # how; None: killed, or still at work
     end: float = 0.0  # the time of its last line
     cut: bool = False  # its last line is not whole
 
     @property
-    def begins(self) -> list[Start]:
+    def begins(self) -> list[StepOrigin]:
         """Where it counted steps from; not the step 0 that it was attached at before a checkpoint was loaded."""
         until = [*(start.at for start in self.starts[1:]), math.inf]
         return [s for s, end in zip(self.starts, until) if any(s.at <= count.at < end for count in self.counts)]
@@ -236,9 +236,9 @@ def take(process: ProcessEvents, line: Mapping[str, Any]) -> None:
         case "attached":
             process.recipe, process.model = str(line["recipe"]), str(line["model"])
             process.period, process.round = max(1, _whole(line, "period")), max(1, _whole(line, "round"))
-            process.starts.append(Start(at, _whole(line, "step")))
+            process.starts.append(StepOrigin(at, _whole(line, "step")))
         case "loaded":
-            process.starts.append(Start(at, _whole(line, "step")))
+            process.starts.append(StepOrigin(at, _whole(line, "step")))
         case "first step" | "steps":
             process.counts.append(StepCount(at, _whole(line, "step"), _whole(line, "done"), _number(line, "waited")))
         case "saved":
@@ -247,7 +247,7 @@ def take(process: ProcessEvents, line: Mapping[str, Any]) -> None:
             value = line["value"]  # null where it is not a finite number
             process.qualities.append(Quality(at, _whole(line, "step"), math.nan if value is None else float(value)))
         case "waits":
-            process.waits.append(Wait(at, _number(line, "since")))
+            process.waits.append(LongWait(at, _number(line, "since")))
         case "lost":
             process.lost = [*process.lost, *map(int, line["ranks"])]
         case "back":

@@ -59,7 +59,7 @@ class Spent:
         return Spent(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
 
-class Pace(NamedTuple):
+class TypicalStep(NamedTuple):
     """Typical seconds of a step's own computing, and of the exchange after `period` steps, for which the loop stands still."""
 
     own: float = 0.0
@@ -142,11 +142,11 @@ def _joined(one: Stretch, next: Stretch) -> Stretch:
     )
 
 
-def typical(found: Iterable[Stretch], period: int) -> Pace:
+def typical(found: Iterable[Stretch], period: int) -> TypicalStep:
     """What steps and exchanges take where nothing happens: medians over steps, each counted with its stretch's mean."""
     those = list(found)
     own = _median([(s.own / s.steps, s.steps) for s in those if s.steps])
-    return Pace(own, _median([(s.waited / s.exchanges, s.exchanges) for s in those if s.exchanges > 0]), period)
+    return TypicalStep(own, _median([(s.waited / s.exchanges, s.exchanges) for s in those if s.exchanges > 0]), period)
 
 
 def _median(weighted: Sequence[tuple[float, int]]) -> float:
@@ -163,7 +163,7 @@ def _median(weighted: Sequence[tuple[float, int]]) -> float:
     return 0.0
 
 
-def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: Pace, fate: Fate = KEPT) -> Spent:
+def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: TypicalStep, fate: Fate = KEPT) -> Spent:
     """The seconds of one process, by cause."""
     if not process.counts:
         return Spent(starting=process.end)
@@ -178,7 +178,7 @@ def spent_by(process: ProcessEvents, cut: Sequence[Stretch], pace: Pace, fate: F
     return total + _tail(process, pace)
 
 
-def _of_stretch(stretch: Stretch, pace: Pace, fate: Fate) -> Spent:
+def _of_stretch(stretch: Stretch, pace: TypicalStep, fate: Fate) -> Spent:
     waiting = stretch.waited - pace.exchange * stretch.exchanges
     standing = stretch.own - pace.own * stretch.steps
     if waiting + standing <= pace.step * (HALF + TENTH * stretch.steps):
@@ -201,7 +201,7 @@ def _steps(seconds: float, exchange: float, after: int, last: int, fate: Fate) -
     )
 
 
-def _tail(process: ProcessEvents, pace: Pace) -> Spent:
+def _tail(process: ProcessEvents, pace: TypicalStep) -> Spent:
     """The time after the last step: saves, waits that may never have ended, and the step under way where it was killed."""
     since = process.counts[-1].at
     rest = process.end - since

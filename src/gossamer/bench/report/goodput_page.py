@@ -14,7 +14,7 @@ SHOWN = 60  # held-out values
 STYLES = [Style(INK, MARKS[0], False), *(Style(hue, MARKS[0], False) for hue in HUES[: len(CAUSES) - 1])]
 
 
-class Piece(NamedTuple):
+class CauseBar(NamedTuple):
     """One cause in a bar: where it begins and how long it is, in hundredths of the bar."""
 
     place: int
@@ -24,16 +24,16 @@ class Piece(NamedTuple):
     share: str
 
 
-def pieces(spent: Spent) -> list[Piece]:
+def pieces(spent: Spent) -> list[CauseBar]:
     """The bar of some time, cause by cause.
 
     >>> [(p.name, p.left, p.width) for p in pieces(Spent(steps=3.0, saving=1.0)) if p.width]
     [('steps that count', 0.0, 75.0), ('saving', 75.0, 25.0)]
     """
-    out, left = list[Piece](), 0.0
+    out, left = list[CauseBar](), 0.0
     for index, (cause, value) in enumerate(spent.by_cause.items()):
         width = 100 * value / spent.paid if spent.paid else 0.0
-        out.append(Piece(index, CAUSES[cause], left, width, percent(value, spent.paid)))
+        out.append(CauseBar(index, CAUSES[cause], left, width, percent(value, spent.paid)))
         left += width
     return out
 
