@@ -15,7 +15,15 @@ class MadeProcess:
     def __init__(self, rank: int, number: int = 1, born: float = 100.0, after: int = 0, **facts: Any) -> None:
         self.rank, self.number, self.born, self.step, self.count = rank, number, born, after, 0
         self.now, self.waited = 0.0, 0.0
-        began = {"form": 1, "rank": rank, "size": 2, "process": f"{rank}-{number}", "machine": "m", "boot": "b"}
+        began = {
+            "form": 1,
+            "rank": rank,
+            "size": 2,
+            "process": f"{rank}-{number}",
+            "machine": "m",
+            "boot": "b",
+            "launching": 0.0,
+        }
         attached = {"recipe": "topk", "period": 1, "round": 1, "step": after, "model": "one"}
         self.lines = [{"event": "began", "at": 0.0, "born": born, **began, **_of(facts, began)}]
         self.now = FOUND

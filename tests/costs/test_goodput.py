@@ -137,6 +137,17 @@ def test_a_machine_is_paid_for_between_processes_unless_it_was_another_or_had_en
     assert between(ended, MadeProcess(0, 2, born=end + 7, after=11).works(11)) == (0.0, pytest.approx(7))
 
 
+def test_a_launcher_is_paid_for_where_it_came_to_a_machine_first(tmp_path: Path) -> None:
+    """Between two processes on one machine the launcher was there as well, but that time is counted already."""
+    end = 100.0 + FOUND + WARM + 1.0
+    MadeProcess(0, launching=4.0).works(11).write(tmp_path)
+    MadeProcess(0, 2, born=end + 5.0, after=11, launching=20.0).works(11).write(tmp_path)
+    MadeProcess(0, 3, born=50.0, after=22, launching=6.0, machine="another").works(11).ends().write(tmp_path)
+    found = goodput_of(tmp_path).spent
+    assert found.starting == pytest.approx(4.0 + 6.0 + 3 * START)
+    assert found.standing == pytest.approx(5.0)
+
+
 def test_held_out_values_have_what_all_ranks_took_until_then(tmp_path: Path) -> None:
     for rank in (0, 1):
         first = MadeProcess(rank).works(101)

@@ -24,6 +24,7 @@ class ProcessCost(NamedTuple):
 
     events: ProcessEvents
     spent: Spent
+    launching: float  # seconds of `spent` before the process began: its launcher was there first on that machine
     gap: float  # seconds in which its machine stood still, until the next process
     away: float | None  # seconds that were not paid; None: not known, as between machines
 
@@ -56,7 +57,9 @@ class RankCost:
         later = [i for i, p in enumerate(self.processes) if p.events.first >= step]
         place = covers[-1] if covers else later[0] if later else len(self.processes)
         before = sum(p.spent.paid + p.gap for p in self.processes[:place])
-        return before + (_moment(self.processes[place].events, step) if covers else 0.0)
+        if not covers:
+            return before
+        return before + self.processes[place].launching + _moment(self.processes[place].events, step)
 
 
 class HeldOut(NamedTuple):
@@ -123,10 +126,11 @@ def _rank(number: int, processes: Sequence[ProcessEvents], is_lost: bool, pays: 
     }
     fates = _fates(processes, is_lost)
     gaps = [_gap(a, b, pays) for a, b in pairwise(processes)] + [(0.0, 0.0)]
-    costs = [
-        ProcessCost(p, spent_by(p, c, pace[p.recipe, p.period], fate), *gap)
-        for p, c, fate, gap in zip(processes, cut, fates, gaps, strict=True)
-    ]
+    costs = list[ProcessCost]()
+    for i, (process, fate, gap) in enumerate(zip(processes, fates, gaps, strict=True)):
+        launching = process.launching if not i or gaps[i - 1][1] is None else 0.0
+        spent = spent_by(process, cut[i], pace[process.recipe, process.period], fate) + Spent(starting=launching)
+        costs.append(ProcessCost(process, spent, launching, *gap))
     return RankCost(number, costs)
 
 

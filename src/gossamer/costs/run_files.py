@@ -73,6 +73,7 @@ class ProcessEvents:
     machine: str = ""
     boot: str = ""
     born: float = 0.0  # seconds from the machine's start to the process's
+    launching: float = 0.0  # seconds before that in which its launcher was there: torchrun waits for all machines
     size: int = 1
     recipe: str = ""
     model: str = ""  # a hash of the parameters' names and shapes
@@ -270,6 +271,7 @@ def _began(process: ProcessEvents, line: Mapping[str, Any]) -> None:
         raise ValueError(f"it is of rank {line['rank']}, and its name says {process.rank}")
     process.process, process.machine, process.boot = str(line["process"]), str(line["machine"]), str(line["boot"])
     process.born, process.size = _number(line, "born"), _whole(line, "size")
+    process.launching = _number(line, "launching")
 
 
 def _number(line: Mapping[str, Any], name: str) -> float:

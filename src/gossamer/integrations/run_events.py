@@ -40,11 +40,22 @@ _begun = 0  # id of the process that has written events before; a forked one has
 
 def seconds_alive() -> float:
     """Seconds since this process was started; where the system does not say, since gossamer was loaded."""
+    alive = _seconds_alive("self")
+    return time.monotonic() - _LOADED if alive is None else alive
+
+
+def _seconds_launching(alive: float) -> float:
+    """Seconds from the start of torchrun, which has started this process, to the start of this process; 0 without it."""
+    launcher = _seconds_alive(str(os.getppid())) if "TORCHELASTIC_RUN_ID" in os.environ else None
+    return 0.0 if launcher is None else max(0.0, launcher - alive)
+
+
+def _seconds_alive(process: str) -> float | None:
     try:
-        started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+        started = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
     except (OSError, ValueError, IndexError, AttributeError):
-        return time.monotonic() - _LOADED
+        return None
 
 
 def _boot() -> tuple[str, float]:
@@ -68,6 +79,7 @@ def _began(rank: int, size: int, now: float) -> dict[str, Any]:
         "machine": socket.gethostname(),
         "boot": boot,
         "born": round(max(0.0, since_boot - now), 3),
+        "launching": round(_seconds_launching(now), 3),
         "wall": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "gossamer": __version__,
     }
