@@ -126,7 +126,7 @@ def host(args: argparse.Namespace) -> None:
     """Be a host of the lab: run the trainer, take it away at its times, give another machine in its place."""
     rank, there, name = int(os.environ["RANK"]), list[tuple[float, float]](), socket.gethostname()
     begin, process, machine = time.monotonic(), start(args, rank), 0
-    began = all_step(Path(args.folder), rank, args.hosts)
+    began = all_step(Path(args.folder), rank, args.hosts, process)
     plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
     for lost in [*plan.losses(rank), plan.end]:
         if machine:
@@ -146,7 +146,7 @@ def host(args: argparse.Namespace) -> None:
     (Path(args.folder) / f"there{rank}.json").write_text(json.dumps(there))
 
 
-def all_step(folder: Path, rank: int, hosts: int) -> float:
+def all_step(folder: Path, rank: int, hosts: int, process: "subprocess.Popen[bytes]") -> float:
     """Wait until all ranks have stepped, and return the time of that, which is the same for all."""
     told, until = folder / "began", time.monotonic() + PATIENCE
     while not told.exists():
@@ -154,6 +154,8 @@ def all_step(folder: Path, rank: int, hosts: int) -> float:
         if len(logs) >= hosts and all(_log(path)[1] for path in logs):
             (folder / "begins").write_text(str(time.monotonic()))
             (folder / "begins").rename(told)
+        if process.poll() is not None:
+            raise SystemExit(f"host {rank}: the trainer ended with {process.returncode} before all ranks had stepped")
         if time.monotonic() > until:
             raise SystemExit(f"host {rank}: not all ranks have stepped within {PATIENCE:.0f} seconds")
         time.sleep(0.05)
@@ -266,10 +268,8 @@ def measure(args: argparse.Namespace, contender: str) -> str:
         command += [f"--{name}", str(getattr(args, name))]
     result = run_lab(args.hosts, args.rate, command, timeout=args.minutes * 60 + PATIENCE + 30)
     if result.exit_code or not any(folder.glob("log*")):
-        said = (
-            "\n".join((folder / "said1.txt").read_text().splitlines()[-3:]) if (folder / "said1.txt").exists() else ""
-        )
-        return f"{contender:28} was not measured: {said}"
+        said = [line for path in sorted(folder.glob("said*.txt")) for line in path.read_text().splitlines()[-1:]]
+        return f"{contender:28} was not measured: {' '.join(said[:1])}"
     began = float((folder / "began").read_text())
     plan = Disturbance(began, args.minutes * 60, args.every, args.away, args.hosts)
     ours, told = count(folder, plan), goodput_of(folder / "events")
