@@ -2,6 +2,7 @@
 
 import json
 import math
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -178,7 +179,6 @@ def test_held_out_values_have_what_all_ranks_took_until_then(tmp_path: Path) -> 
     st.booleans(),
 )
 def test_causes_add_up_to_all_of_the_time(acts: list[tuple[str, float, int]], period: int, killed: bool) -> None:
-    folder = Path("/dev/shm" if Path("/dev/shm").is_dir() else "/tmp") / "gossamer-test-goodput"
     process = MadeProcess(0, period=period, round=period)
     for act, amount, steps in acts:
         match act:
@@ -194,7 +194,8 @@ def test_causes_add_up_to_all_of_the_time(acts: list[tuple[str, float, int]], pe
                 process.works(steps, slower=amount)
     if not killed:
         process.ends()
-    found = spent(process, folder)
+    with tempfile.TemporaryDirectory() as folder:
+        found = spent(process, Path(folder))
     assert found.paid == pytest.approx(process.lines[-1]["at"], abs=1e-5)
     assert all(value >= -1e-6 for value in found.by_cause.values())
 

@@ -91,7 +91,7 @@ def test_a_process_says_what_it_does(tmp_path: Path) -> None:
     assert run.spent.counted == 6
 
 
-@pytest.mark.usefixtures("often")
+@pytest.mark.gang
 def test_the_first_time_of_a_process_counts_from_its_start_and_later_ones_from_attach(tmp_path: Path) -> None:
     """A new process, since others of these tests have begun here before."""
     program = (
@@ -123,6 +123,7 @@ with begun(sys.argv[1]) as comm:
 """
 
 
+@pytest.mark.gang
 def test_a_killed_process_loses_at_most_its_last_second(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, tmp_path], env=_environment(), stdout=subprocess.PIPE, text=True

@@ -5,6 +5,7 @@ for how long an exchange is waited for, where nothing happens. What a stretch ta
 loop stood still.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -114,10 +115,12 @@ def stretches(process: ProcessEvents) -> list[Stretch]:
 
     What is left at the end, or before a checkpoint was loaded, joins the stretch before it.
     """
-    out = list[Stretch]()
+    out, ends = list[Stretch](), [s.at for s in process.saves]
     for a, b in pairwise(process.counts):
         loaded = next((s.step for s in process.starts if a.at < s.at <= b.at), None)
-        saved = min(b.at - a.at, sum(s.seconds for s in process.saves if a.at < s.at <= b.at))
+        saved = min(
+            b.at - a.at, sum(s.seconds for s in process.saves[bisect_right(ends, a.at) : bisect_right(ends, b.at)])
+        )
         waited = min(b.at - a.at - saved, b.waited - a.waited)
         after, steps = a.step if loaded is None else loaded, b.done - a.done
         exchanges = b.step // process.period - after // process.period if process.period > 1 else steps
