@@ -31,8 +31,8 @@ from gossamer.runtime import ReplicaRanks, Worker
 
 OFTEN = 1.0  # seconds between two writes
 LONG = 1.0  # seconds after which a wait is told while it goes on
-RARELY = 10  # writes between two sums for metrics
-MANY = 4096  # counts that are kept for those sums; older ones are thinned out
+RARELY = 15  # writes between two sums for metrics
+MANY = 500  # counts that are kept for those sums; older ones are thinned out
 _LOADED = time.monotonic()
 _open = set[Path]()  # folders that communicators of this process write to
 _begun = 0  # id of the process that has written events before; a forked one has another
