@@ -144,6 +144,21 @@ def test_a_killed_process_loses_at_most_its_last_second(tmp_path: Path) -> None:
     assert run.ranks[0].processes[0].events.ended is None
 
 
+@pytest.mark.gang
+def test_who_never_detaches_ends_with_its_program(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from tests.integrations.test_run_events import begun, step\n"
+        "comm = begun(sys.argv[1])\n"
+        "step(comm)\n"
+        "assert 'fails' not in sys.argv[1]\n"
+    )
+    for name, how in (("ends", "in order"), ("fails", "failed: AssertionError")):
+        command = [sys.executable, "-c", program, tmp_path / name]
+        subprocess.run(command, check=False, env=_environment(), stderr=subprocess.DEVNULL)
+        assert lines(tmp_path / name)[-1]["how"] == how
+
+
 @pytest.mark.usefixtures("often")
 def test_a_failure_is_how_a_process_ended(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), begun(tmp_path):
