@@ -76,6 +76,20 @@ def price(text: str, per: str) -> Price:
     return Price(value, found[1])
 
 
+def hourly(text: str) -> Price:
+    """An amount of money for an hour; a currency may be named.
+
+    >>> hourly("2.10/hour"), hourly("2.10 EUR/h")
+    (Price(amount=2.1, currency=''), Price(amount=2.1, currency='EUR'))
+    """
+    example = "2.10/hour or 2.10 USD/hour"
+    value, unit = _split(text, "a price", example)
+    found = re.fullmatch(r"([A-Za-z€$£]{0,4})\s*/\s*(?:h|hour)", unit, re.IGNORECASE)
+    if found is None or value < 0:
+        raise CostError(f"{text!r} is not a price: write it as {example}")
+    return Price(value, found[1])
+
+
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
     found = _NUMBER.fullmatch(text)
     if found is None or not isfinite(float(found[1])):

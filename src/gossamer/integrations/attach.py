@@ -1,5 +1,6 @@
 """attach: give an existing training loop a recipe, in one line."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.held_model import held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
+from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
@@ -61,6 +63,7 @@ def attach(
     measure_every: int = 0,
     on_metrics: OnMetrics | None = None,
     metrics_every: int = 10,
+    events: str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Attach a recipe to a model and its optimizer; the training loop stays as it is.
 
@@ -91,6 +94,8 @@ def attach(
     - `on_metrics`: called with (step, metrics) after every `metrics_every`-th `optimizer.step()`; for loggers. `metrics`
       holds `comm.metrics()` and rates since the last report. `optimizer.step()` raises what it raises. If it returns a
       dictionary, the values under "loss" and "held_out" are passed to `comm.log`.
+    - `events`: a folder, the same for all ranks and all restarts of a run, in which each process writes once a second what it
+      does; `gossamer goodput FOLDER` says from it what became of the time that was paid for.
 
     >>> import torch
     >>> model = nn.Linear(2, 1)
@@ -112,6 +117,7 @@ def attach(
     if isinstance(group, Members):
         refuse_members(Recipe.of(recipe), nodes, weight)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
+    recorder, refusal = None, None
 
     def check_arguments(hosts: list[str]) -> Plan:
         check_weight(weight)
@@ -124,6 +130,8 @@ def attach(
         )
         plan = _plan(model, optimizer, parsed, policy, scaler, find_unused_parameters)
         holds.check(plan.params, plan.recipe)
+        if refusal is not None:
+            raise refusal
         if fabric.size > 1:
             refuse_searches(plan.optimizers)
             refuse_devices(plan.params, shared_buffers(model, plan.facts["buffers"]))
@@ -132,6 +140,7 @@ def attach(
 
     try:
         holds.connect(fabric.size, deadline, patience)
+        recorder, refusal = recorded(events, fabric, holds.replica)
         plan = agreed(fabric, "attach", nodes, check_arguments, holds.agreed)
         holds.take_over()
         comes = fabric.present.joins  # to others that are at work
@@ -143,7 +152,7 @@ def attach(
             fabric.run(make_equal(model, plan.optimizers, worker), "attach")
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.on_late = on_late
-        meter.begin(kind)
+        meter.begin(kind, recorder)
         steps = StepLoop(
             model,
             plan.optimizers,
@@ -163,6 +172,8 @@ def attach(
     except BaseException:
         holds.remove()
         fabric.close()
+        if recorder is not None:
+            recorder.close()
         raise
 
 

@@ -60,11 +60,12 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         entries = _collect(comm, path, extra)
         if wait:
             comm.fabric.run(_write(comm, path, entries, "comm"))
-            comm.took_to_save(time.monotonic() - began)
+            comm.took_to_save(path, time.monotonic() - began, is_over=True)
             return written(path)
         comm.worker.replica.open_lane(LANE)
         copies = _in_host_memory(entries)
         comm.saving = begin(comm.fabric, path, _write(comm, path, copies, LANE), comm.step)
+        comm.took_to_save(path, time.monotonic() - began, is_over=False)
         return comm.saving
 
 

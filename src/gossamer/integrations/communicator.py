@@ -1,6 +1,7 @@
 """Communicator: the object that `gossamer.attach` returns."""
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -268,6 +269,7 @@ class Communicator:
         if not seconds > 0:
             raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
         self._notice, self._notice_seconds = self.fabric.watch_for_notice(), seconds
+        self._meter.watch(self._notice)
         with self._notice.on_signals():
             yield
 
@@ -279,9 +281,10 @@ class Communicator:
         """
         return self._notice is not None and self._notice.may_stop(self.step)
 
-    def took_to_save(self, seconds: float) -> None:
-        """Warn if a notice is shorter than the save that has just ended."""
-        if self._notice is not None and seconds > self._notice_seconds:
+    def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
+        """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
+        self._meter.saved(path, seconds)
+        if is_over and self._notice is not None and seconds > self._notice_seconds:
             warnings.warn(
                 f"a save took {seconds:.3g} seconds, and a notice of {self._notice_seconds:g} seconds is shorter: a run that is told "
                 "to stop would be ended in its save. Save every few minutes besides, or to a faster disk",
@@ -460,6 +463,7 @@ class Communicator:
             self._handles.clear()
             attached.discard(self.model)
             self.fabric.close()
+            self._meter.end()
 
     def __enter__(self) -> "Communicator":
         return self

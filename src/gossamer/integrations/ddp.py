@@ -1,5 +1,6 @@
 """ddp: register a recipe as the communication hook of a DistributedDataParallel model."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.groups import Where, between_nodes
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
+from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
@@ -64,7 +66,7 @@ class Hook:
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._meter = meter
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
-        watches = meter.on_metrics is not None or meter.overseer is not None
+        watches = any(each is not None for each in (meter.on_metrics, meter.overseer, meter.events))
         self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
 
     @property
@@ -118,6 +120,7 @@ class Hook:
         if self._scale is not None:
             self._scale.remove()
         self.fabric.close()
+        self._meter.end()
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Collect the gradients of one DDP bucket; return a future of the averaged bucket."""
@@ -211,6 +214,7 @@ def register(
     scaler: Any = None,
     on_metrics: OnMetrics | None = None,
     metrics_every: int = 10,
+    events: str | os.PathLike[str] | None = None,
     optimizer: "Optimizer | Sequence[Optimizer] | None" = None,
 ) -> Hook:
     """Replace DDP's all-reduce by a recipe; for recipes that average gradients at every step.
@@ -220,7 +224,7 @@ def register(
     that memories are free of its scale. The returned `Hook` holds the state: save its `state_dict()` per rank. `nodes` and
     `on_metrics` are as in `attach`: `on_metrics` is called with (step, metrics) after every `metrics_every`-th step of the
     optimizer. Without a recipe, the environment variable GOSSAMER_RECIPE names it; "ddp" there means plain DDP, and
-    "compute" no averaging at all.
+    "compute" no averaging at all. `events` is a folder for `gossamer goodput`, as in `attach`.
     """
     check_callback(on_metrics, metrics_every)
     named = _averaged(ddp_model)
@@ -231,7 +235,11 @@ def register(
     check(parsed, sees_rates=bool(optimizers))
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(ddp_model.module))
 
+    recorder, refusal = recorded(events, fabric)
+
     def check_arguments(hosts: list[str]) -> Plan:
+        if refusal is not None:
+            raise refusal
         leveled = between_nodes(parsed, nodes, hosts, fabric.size, group)
         if optimizers:
             refuse_strange(named, optimizers)
@@ -246,9 +254,11 @@ def register(
         worker = make_worker(plan, fabric, "register", ddp_model.module, seed)
     except BaseException:
         fabric.close()
+        if recorder is not None:
+            recorder.close()
         raise
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
-    meter.begin(kind)
+    meter.begin(kind, recorder)
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
     ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else _hook())
     return hook

@@ -1,7 +1,9 @@
 """Metrics: totals of a run, rates since the last report, and when to report."""
 
+import os
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -10,7 +12,9 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations.checks.elastic_checks import tell
+from gossamer.integrations.run_events import RunEvents, held_out_line
 from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker
 
@@ -40,6 +44,7 @@ class Meter:
         self.on_late: Callable[[int], None] | None = None  # called with the step of a gradient that came too late
         worker.record.listener = self._hear
         self.overseer = ObserverSlot.overseer
+        self.events: RunEvents | None = None  # written to a folder, if the user names one
         self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
         self.restart()
 
@@ -47,16 +52,36 @@ class Meter:
         self.ledger.hear(event)
         match event:
             case Presence(step, rank, lost, back):
+                if self.events is not None:
+                    self.events.presence(step, lost, back)
                 tell(step, rank, lost, back)
             case Drop(step) if self.on_late is not None:
                 self.on_late(step)
             case _:
                 pass
 
-    def begin(self, kind: str) -> None:
-        """Tell the run observer, if there is one, that the model is attached."""
+    def begin(self, kind: str, events: RunEvents | None = None) -> None:
+        """Tell the run observer, if there is one, and the events of this process, that the model is attached."""
         if self.overseer is not None:
             self.overseer.begin(self, kind)
+        if events is not None:
+            self.events = events
+            events.attached(self.worker)
+
+    def watch(self, notice: Notice) -> None:
+        """Write into the events of this process that it was told to stop, once it is."""
+        if self.events is not None:
+            self.events.notice = notice
+
+    def saved(self, path: str | os.PathLike[str], seconds: float) -> None:
+        """Note a checkpoint for which training stood still for some seconds."""
+        if self.events is not None:
+            self.events.put("saved", step=self.worker.step - 1, path=os.fspath(path), seconds=round(seconds, 3))
+
+    def end(self) -> None:
+        """Write how this process has ended, if it writes events."""
+        if self.events is not None:
+            self.events.close()
 
     def log(self, loss: Told, held_out: Told) -> None:
         """Store the values that the training loop logs."""
@@ -68,6 +93,8 @@ class Meter:
             self.logged[name] = value.detach() if isinstance(value, Tensor) else float(value)
             if self.overseer is not None:
                 self.overseer.told(name, float(self.logged[name]))
+        if self.events is not None and held_out is not None:
+            self.events.put_later("held out", partial(held_out_line, self.worker.step - 1, self.logged["held_out"]))
 
     @property
     def exposed_seconds(self) -> float:
@@ -76,6 +103,8 @@ class Meter:
 
     def restart(self) -> None:
         """Count rates and ratios from now on: after start-up, or after a checkpoint has set the step."""
+        if self.events is not None:
+            self.events.put("loaded", step=self.worker.step - 1)
         self._grown = self.worker.step - 1, 0.0
         self._first = self._last = self.mark()
 
@@ -92,6 +121,8 @@ class Meter:
         """Report after an optimizer step, if a multiple of `every` was reached since the last report."""
         if self.overseer is not None:
             self.overseer.stepped()
+        if self.events is not None:
+            self.events.stepped(self.worker.step - 1)
         if self.on_metrics is None:
             return
         before, now = self._last, self.mark()
@@ -135,6 +166,8 @@ class Meter:
             "dropped_rounds": float(worker.record.dropped_rounds),
         }
         out |= {name: float(value) for name, value in self.logged.items()}
+        if self.events is not None:
+            out |= self.events.metrics()
         if worker.measurement.errors:
             out["relative_error"] = sum(worker.measurement.errors.values()) / len(worker.measurement.errors)
         return out

@@ -129,6 +129,11 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         "List the workloads, with the size of each model and its quality metric.",
         tells=True,
     ),
+    LazyCommand(
+        "goodput",
+        "goodput.goodput",
+        "Which share of the paid time of a run became steps that count, where the rest went, and what a step cost.",
+    ),
     LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),
     LazyCommand(
         "doctor",

@@ -35,6 +35,11 @@ class Notice:
         self._agreed = threading.Event()
         pulse.each_time = self._look
 
+    @property
+    def stops_after(self) -> int | None:
+        """The step after which all ranks stop; None while it is not agreed on."""
+        return self._last
+
     def may_stop(self, step: int) -> bool:
         """True if all ranks stop after this step; ask on all ranks after the same steps."""
         if self._store.size == 1:

@@ -65,6 +65,8 @@ class EventRequestTimer:
 class ExposedTime(Protocol):
     """Times how long the training loop waits for the network: all waits within `counted`."""
 
+    since: float | None  # when the one under way began, by the host's clock
+
     def counted(self) -> AbstractContextManager[None]: ...
 
     def gap(self, ready: Any, arrived: Any) -> None:
@@ -75,13 +77,15 @@ class ExposedTime(Protocol):
 class HostExposedTime:
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
+        self.since: float | None = None
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        began = perf_counter()
+        self.since = began = perf_counter()
         try:
             yield
         finally:
+            self.since = None
             self._tell(perf_counter() - began)
 
     def gap(self, ready: Any, arrived: Any) -> None:
@@ -93,6 +97,7 @@ class EventExposedTime:
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
+        self.since: float | None = None
         self._counts = False
         self._gaps = deque[tuple[Any, Any]]()
 
@@ -100,11 +105,11 @@ class EventExposedTime:
     def counted(self) -> Generator[None]:
         while self._gaps and _both_have_happened(*self._gaps[0]):  # from earlier waits
             self._tell(_seconds(*self._gaps.popleft()))
-        self._counts = True
+        self._counts, self.since = True, perf_counter()
         try:
             yield
         finally:
-            self._counts = False
+            self._counts, self.since = False, None
 
     def gap(self, ready: Any, arrived: Any) -> None:
         if self._counts:

@@ -1,0 +1,80 @@
+"""gossamer goodput: which share of the time that was paid for became steps that count."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gossamer.bench.cli.console import console
+from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.goodput_tables import as_dict, show
+from gossamer.bench.cli.output import Force
+from gossamer.core import files
+from gossamer.core.errors import OutputError
+from gossamer.costs.goodput import Goodput, goodput_of
+from gossamer.costs.quantities import hourly
+
+
+def goodput(
+    folder: Annotated[Path, typer.Argument(help="The folder that was given to attach(..., events=FOLDER).")],
+    price: Annotated[
+        str | None, typer.Option(help="Of what one rank runs on: '2.10/hour', or with a currency '2.10 USD/hour'.")
+    ] = None,
+    pays: Annotated[
+        Literal["machines", "processes"],
+        typer.Option(help="'machines' are paid for between two processes of a rank, too; or only 'processes' are."),
+    ] = "machines",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Also write an HTML page that works offline.")] = None,
+    force: Force = False,
+) -> None:
+    """Which share of the paid time of a run became steps that count, where the rest went, and what a step cost.
+
+    Exit code 2, after the answer, if the last line of a file is not whole.
+    """
+    cost = None if price is None else hourly(price)
+    if page is not None:
+        _write_page(page, force)
+    found = goodput_of(folder, pays)
+    if as_json:
+        print(json.dumps(as_dict(found, cost), indent=1, allow_nan=False))
+    else:
+        show(console(), found, cost)
+    if page is not None:
+        from gossamer.bench.report import goodput_page
+
+        _written(page, goodput_page.render(found, cost), force)
+        print(page, file=sys.stderr if as_json else sys.stdout)
+    if found.cut:
+        raise InputError(_cut(found))
+
+
+def _write_page(page: Path, force: bool) -> None:
+    """Refuse a place that cannot be written before anything is read."""
+    from gossamer.bench.report.pages import PAGE
+
+    try:
+        files.writable(page, PAGE, force)
+    except OutputError as error:
+        raise InputError(f"{error}; give another place, or --force") from None
+
+
+def _written(page: Path, text: str, force: bool) -> None:
+    from gossamer.bench.report.pages import PAGE
+
+    try:
+        files.write(page, text, PAGE, force)
+    except OutputError as error:
+        raise InputError(f"{error}; give another place, or --force") from None
+    except OSError as error:
+        raise FailedError(f"{error.filename or page} could not be written: {error.strerror}") from None
+
+
+def _cut(found: Goodput) -> str:
+    names = ", ".join(str(path) for path in found.cut)
+    return (
+        f"{names}: the last line is cut off, as by a full disk or a power cut. It was left out, and at most the last second of "
+        "that process is missing above; take the line out, and all is well"
+    )
