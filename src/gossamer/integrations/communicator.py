@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
+from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
@@ -85,6 +86,15 @@ class Communicator:
     def present(self) -> tuple[int, ...]:
         """Ranks that take part now; under `members()` ranks may be lost and come back."""
         return self.worker.ranks.present.ranks
+
+    @property
+    def parts(self) -> Parts:
+        """Who takes samples now, with which weights: all ranks present, and the shards of each. `gossamer.data.Order` asks it."""
+        ranks, replica = self.worker.ranks, self.worker.replica
+        present, held = ranks.present, ranks.weights or (1.0,) * self.size
+        weights = held if len(held) == len(present.ranks) else [held[rank] for rank in present.ranks]
+        each = tuple(float(weight) for weight in weights for _ in range(replica.size))
+        return Parts(each, present.place * replica.size + replica.index)
 
     @property
     def ledger(self) -> Ledger:
