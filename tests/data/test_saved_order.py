@@ -27,7 +27,7 @@ def begun(recipe: str = "topk", seed: int = 3) -> tuple[Any, gossamer.data.Order
 def train(comm: Any, order: gossamer.data.Order, steps: int, seconds: float | None = None) -> list[list[int]]:
     """The samples of each of the epoch's next steps."""
     seen = list[list[int]]()
-    for (x,) in order.over(DataLoader(ROWS, batch_sampler=order, num_workers=1)):
+    for (x,) in order.over(DataLoader(ROWS, batch_sampler=order)):
         comm.optimizers[0].zero_grad()
         (comm.model(x).square().mean() * order.scale).backward()
         comm.optimizers[0].step()
@@ -80,7 +80,7 @@ def test_an_order_of_another_seed_changes_nothing(tmp_path: Path) -> None:
         assert (comm.step, order.taken) == (0, 0)
 
 
-def test_a_skipped_step_has_used_its_samples() -> None:
+def test_a_step_of_several_batches_is_used_when_it_is_done() -> None:
     comm, order = begun("minibatch(2)")
     with comm:
         assert len(order) == 10
