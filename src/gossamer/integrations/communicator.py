@@ -19,6 +19,7 @@ from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.metrics import Told
 from gossamer.integrations.saving import Saving
+from gossamer.integrations.shard_group import ShardGroup
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
@@ -270,16 +271,23 @@ class Communicator:
         `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
         A warning says if a save takes longer than the notice.
         """
-        if self.fabric.members is not None or self.is_sharded:
-            whose = "under members()" if self.fabric.members is not None else "with a model that FSDP2 shards"
-            raise AttachError(f"comm.leaving_at() {whose} is not supported yet: save often, and start again from there")
+        if self.fabric.members is not None:
+            raise AttachError(
+                "comm.leaving_at() under members() is not supported yet: save often, and start again from there"
+            )
         if self._notice is not None:
             raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
         if not seconds > 0:
             raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
-        self._notice, self._notice_seconds = self.fabric.watch_for_notice(), seconds
+        self._notice, self._notice_seconds = self._watch_for_notice(), seconds
         with self._notice.on_signals():
             yield
+
+    def _watch_for_notice(self) -> Notice:
+        shards = self.worker.replica
+        if not isinstance(shards, ShardGroup):
+            return self.fabric.watch_for_notice()
+        return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
 
     @property
     def stopping(self) -> bool:

@@ -165,9 +165,9 @@ class TorchFabric:
             self._end()
             raise
 
-    def watch_for_notice(self) -> Notice:
-        """What agrees with the other ranks on the step after which all stop, once one of them is told to."""
-        return Notice(self._pulse)
+    def watch_for_notice(self, everyone: SharedStore | None = None) -> Notice:
+        """What agrees with the other ranks, or with `everyone`, on the step after which all stop, once one of them is told to."""
+        return Notice(self._pulse, everyone)
 
     def has_lane(self, name: str) -> bool:
         return name in self._lanes
