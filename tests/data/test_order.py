@@ -213,7 +213,9 @@ def test_an_epoch_has_the_steps_that_its_length_says(n: int, samples: int, batch
     world = World((1.0,), batches)
     wanted = samples * batches
     if wanted > n:
-        with pytest.raises(GossamerError, match=f"a step takes {wanted} samples, and an epoch of {n} samples has fewer"):
+        with pytest.raises(
+            GossamerError, match=f"a step takes {wanted} samples, and an epoch of {n} samples has fewer"
+        ):
             Order(n, 1, samples, Member(world, 0), drop_last=drop_last)
         return
     order = Order(n, 1, samples, Member(world, 0), drop_last=drop_last)
@@ -337,7 +339,9 @@ def test_a_loader_whose_batches_come_in_any_order_is_refused() -> None:
 def test_an_order_of_another_length_or_seed_is_refused() -> None:
     _, order = alone(64, 4)
     state = order.state_dict()
-    with pytest.raises(CheckpointError, match="order is of 64 samples with seed 1, and this one of 65 samples with seed 1"):
+    with pytest.raises(
+        CheckpointError, match="order is of 64 samples with seed 1, and this one of 65 samples with seed 1"
+    ):
         alone(65, 4)[1].load_state_dict(state)
     with pytest.raises(CheckpointError, match="with seed 1, and this one of 64 samples with seed 2"):
         alone(64, 4, seed=2)[1].load_state_dict(state)
@@ -364,7 +368,11 @@ def test_what_cannot_be_is_said(make: Any, says: str) -> None:
 # -- shards ----------------------------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.text(max_size=3), st.integers(1, 30), min_size=1, max_size=9), st.integers(1, 40), st.integers(1, 7))
+@given(
+    st.dictionaries(st.text(max_size=3), st.integers(1, 30), min_size=1, max_size=9),
+    st.integers(1, 40),
+    st.integers(1, 7),
+)
 def test_shards_hold_each_row_once(files: dict[str, int], streams: int, run: int) -> None:
     shards = Shards(files, streams=streams, run=run)
     rows = shards.items("k", 0, len(shards))

@@ -64,7 +64,9 @@ def test_a_checkpoint_without_an_order_says_so(tmp_path: Path) -> None:
     comm, order = begun()
     with comm:
         gossamer.checkpoint.save(comm, tmp_path / "step0")
-        with pytest.raises(CheckpointError, match=r"step0 was saved without an order: call save\(..., order=order\) too"):
+        with pytest.raises(
+            CheckpointError, match=r"step0 was saved without an order: call save\(..., order=order\) too"
+        ):
             gossamer.checkpoint.load(comm, tmp_path / "step0", order=order)
 
 
@@ -75,7 +77,9 @@ def test_an_order_of_another_seed_changes_nothing(tmp_path: Path) -> None:
         gossamer.checkpoint.save(comm, tmp_path / "step2", order=order)
     comm, order = begun(seed=4)
     with comm:
-        with pytest.raises(CheckpointError, match="is of 100 samples with seed 3, and this one of 100 samples with seed 4"):
+        with pytest.raises(
+            CheckpointError, match="is of 100 samples with seed 3, and this one of 100 samples with seed 4"
+        ):
             gossamer.checkpoint.resume(comm, tmp_path, order=order)
         assert (comm.step, order.taken) == (0, 0)
 

@@ -57,7 +57,10 @@ class Order(Sampler[list[Any]]):
             if not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise GossamerError(f"Order: {name} must be a whole number of 1 or more, got {value!r}")
         self._taken, self._step = 0, 0  # samples that steps have used, and after how many steps
-        self._drawn, self._is_ahead = 0, False  # samples that the loop has got since then; True if it got more than one step's
+        self._drawn, self._is_ahead = (
+            0,
+            False,
+        )  # samples that the loop has got since then; True if it got more than one step's
         self._planned, self._is_watched = deque[Draw](), False
         self._scale = 1.0
         self._step_samples()
@@ -85,7 +88,9 @@ class Order(Sampler[list[Any]]):
         for batch in loader:
             self._go_on()
             if not self._planned:
-                raise GossamerError("the loader's batches are not this order's: make it with DataLoader(..., batch_sampler=order)")
+                raise GossamerError(
+                    "the loader's batches are not this order's: make it with DataLoader(..., batch_sampler=order)"
+                )
             draw = self._planned.popleft()
             if draw != Draw(*next(self._draws(), (-1, -1)), self._run.parts):
                 return True
@@ -128,9 +133,7 @@ class Order(Sampler[list[Any]]):
         self._settle()
         return sum(1 for _ in self._draws())
 
-    def _batches(
-        self, draws: Iterator[tuple[int, int]], planned: deque[Draw], watched: bool
-    ) -> Generator[list[Any]]:
+    def _batches(self, draws: Iterator[tuple[int, int]], planned: deque[Draw], watched: bool) -> Generator[list[Any]]:
         parts = self._run.parts
         for begin, end in draws:
             if not watched and self._run.parts != parts:
@@ -252,6 +255,4 @@ def _scale(draw: Draw) -> float:
 
 def _refuse_disorder(loader: Any) -> None:
     if not getattr(loader, "in_order", True):
-        raise GossamerError(
-            "the loader has in_order=False, so nobody knows which batch is whose: leave it out"
-        )
+        raise GossamerError("the loader has in_order=False, so nobody knows which batch is whose: leave it out")

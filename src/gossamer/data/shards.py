@@ -106,7 +106,9 @@ class Rows(Dataset[Any]):
             if number == row:
                 self._keep(file, row + 1, samples)
                 return sample
-        raise GossamerError(f"{file} ends before its sample {row}: count its samples again, and give Shards the new number")
+        raise GossamerError(
+            f"{file} ends before its sample {row}: count its samples again, and give Shards the new number"
+        )
 
     def _keep(self, file: str, at: int, samples: Iterator[Any]) -> None:
         self._open[file] = at, samples

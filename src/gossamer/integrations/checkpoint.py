@@ -120,9 +120,7 @@ class Resumed(NamedTuple):
         return (none if self.name is None else found) + passed
 
 
-def resume(
-    comm: Communicator, folder: str | Path, *, order: Position | None = None, strict: bool = False
-) -> Resumed:
+def resume(comm: Communicator, folder: str | Path, *, order: Position | None = None, strict: bool = False) -> Resumed:
     """Load the newest complete checkpoint of a folder that holds one folder per `save`, or none if there is none.
 
     Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
