@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 from torch.utils.data import Sampler
@@ -188,7 +189,7 @@ class Order(Sampler[list[Any]]):
         while self._settled(place, wanted) < ends:
             end = self._end(place, wanted)
             edges = [place + (end - place) * i // count for i in range(count + 1)]
-            yield from ((max(a, at), b) for a, b in zip(edges, edges[1:]) if b > at)
+            yield from ((max(a, at), b) for a, b in pairwise(edges) if b > at)
             place = self._settled(end, wanted)
 
     # -- what steps have used --------------------------------------------------------------------------------------------------

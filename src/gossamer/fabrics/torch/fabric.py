@@ -34,6 +34,7 @@ from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.store import SharedStore
 from gossamer.fabrics.torch.comm_thread import CommThread, Task
 from gossamer.fabrics.torch.driver import NetworkDriver
 from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
