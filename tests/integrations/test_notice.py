@@ -19,6 +19,7 @@ from torch.distributed import HashStore
 
 import gossamer
 from gossamer.core.errors import AttachError, PeerError
+from gossamer.data.parts import Parts
 from gossamer.fabrics.liveness.heartbeat import RankStatus
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.liveness.store import SharedStore
@@ -110,6 +111,7 @@ def told_shards(rank: int, size: int, victims: list[int], path: str) -> list[tup
 
     for victim in victims:
         with sharded.attached("qsgd", mesh) as (model, optimizer, comm):
+            assert comm.parts == Parts((1.0,) * size, rank)  # each shard takes samples of its own
             with comm.leaving_at(seconds=120):
                 while comm.step < MOST and not comm.stopping:
                     train(model, optimizer, comm)

@@ -132,7 +132,10 @@ class Order(Sampler[list[Any]]):
     def __len__(self) -> int:
         """Batches of this rank from here to the end of the epoch."""
         self._settle()
-        return sum(1 for _ in self._draws())
+        wanted, count = self._step_samples(), self._count
+        left = self._n - self._taken % self._n
+        drawn = sum(edge <= self._taken + self._drawn for edge in self._edges(self._taken, wanted)[1:])
+        return max(1, left // wanted) * count - drawn
 
     def _batches(self, draws: Iterator[tuple[int, int]], planned: deque[Draw], watched: bool) -> Generator[list[Any]]:
         parts = self._run.parts
@@ -181,16 +184,37 @@ class Order(Sampler[list[Any]]):
         left = self._n - place % self._n
         return place + (wanted if self.drop_last or left < wanted else left // (left // wanted))
 
+    def _edges(self, place: int, wanted: int) -> list[int]:
+        """Where the batches of the step that begins at a place begin and end."""
+        size, count = self._end(place, wanted) - place, self._count
+        return [place + size * i // count for i in range(count + 1)]
+
+    def _after(self, place: int, steps: int, wanted: int) -> int:
+        """Where so many steps more begin."""
+        while steps:
+            place = self._settled(place, wanted)
+            left, whole = self._n - place % self._n, self._n // wanted
+            if left < wanted:
+                place, steps = place + wanted, steps - 1
+            elif steps >= left // wanted:  # to the end of the epoch, and whole epochs
+                epochs, steps = divmod(steps - left // wanted, whole)
+                place += left + epochs * self._n
+            elif self.drop_last:
+                return place + steps * wanted
+            else:  # the smaller steps of an epoch come first
+                size, larger = divmod(left, left // wanted)
+                return place + steps * size + max(0, steps - (left // wanted - larger))
+        return place
+
     def _draws(self) -> Generator[tuple[int, int]]:
         """Begin and end of each batch from here to the end of the epoch."""
-        wanted, count, at = self._step_samples(), self._count, self._taken + self._drawn
+        wanted, at = self._step_samples(), self._taken + self._drawn
         place = self._settled(self._taken, wanted)
         ends = (max(at, place) // self._n + 1) * self._n
-        while self._settled(place, wanted) < ends:
-            end = self._end(place, wanted)
-            edges = [place + (end - place) * i // count for i in range(count + 1)]
-            yield from ((max(a, at), b) for a, b in pairwise(edges) if b > at)
-            place = self._settled(end, wanted)
+        while (place := self._settled(place, wanted)) < ends:
+            edges = self._edges(place, wanted)
+            yield from ((max(begin, at), end) for begin, end in pairwise(edges) if end > at)
+            place = edges[-1]
 
     # -- what steps have used --------------------------------------------------------------------------------------------------
 
@@ -200,14 +224,8 @@ class Order(Sampler[list[Any]]):
         if now > self._step and (self._drawn or self._is_ahead):
             self._taken, self._step = self._taken + self._drawn, self._step + 1
             self._drawn, self._is_ahead = 0, False
-        while self._step < now:  # steps whose batches were not got here: as large as others' were
-            self._taken = self._settled(self._taken, wanted)
-            steps = self._n // wanted
-            if self._taken % self._n == 0 and now - self._step >= steps:
-                epochs = (now - self._step) // steps
-                self._taken, self._step = self._taken + epochs * self._n, self._step + epochs * steps
-            else:
-                self._taken, self._step = self._end(self._taken, wanted), self._step + 1
+        if now > self._step:  # by steps whose batches were not got here: as large as others' were
+            self._taken, self._step = self._after(self._taken, now - self._step, wanted), now
         self._taken = self._settled(self._taken, wanted)
 
     def _go_on(self) -> None:
