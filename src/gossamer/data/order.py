@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 from torch.utils.data import Sampler
 
 from gossamer.core.errors import CheckpointError, GossamerError
-from gossamer.data.parts import Parts, Run, part
+from gossamer.data.parts import Parts, TrainingRun, part
 from gossamer.data.shuffled import Shuffled, Source
 
 
@@ -46,7 +46,7 @@ class Order(Sampler[list[Any]]):
         source: int | Source,
         seed: int,
         samples: int,
-        comm: Run,
+        comm: TrainingRun,
         *,
         micro_batches: int | None = None,
         drop_last: bool = False,

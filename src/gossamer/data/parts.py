@@ -14,7 +14,7 @@ class Parts(NamedTuple):
     place: int
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """What an order asks of a run; `gossamer.Communicator` answers it."""
 
     @property

@@ -11,7 +11,7 @@ from gossamer.core.errors import GossamerError
 from gossamer.data.shuffled import Permutation, Places
 
 
-class Row(NamedTuple):
+class FileRow(NamedTuple):
     """Where a sample is."""
 
     file: str
@@ -58,7 +58,7 @@ class Shards:
         way = f"{self.streams} streams in runs of {self.run}"
         return f"{self._n} samples in {len(self._names)} files ({blake2b(held, digest_size=4).hexdigest()}), {way}"
 
-    def items(self, key: str, begin: int, end: int) -> list[Row]:
+    def items(self, key: str, begin: int, end: int) -> list[FileRow]:
         if key != self._key:
             order: Places = Permutation(len(self._names), key)(0, len(self._names))
             self._key, self._order = key, order.astype(np.int64)
@@ -67,7 +67,7 @@ class Shards:
         numbers = np.searchsorted(self._ends, along, side="right")
         files = self._order[numbers]
         rows = along - self._ends[numbers] + self._sizes[files]
-        return [Row(self._names[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)]
+        return [FileRow(self._names[file], row) for file, row in zip(files.tolist(), rows.tolist(), strict=True)]
 
     def _along(self, places: Any) -> Any:
         """Where places of the order are along all files: runs of each stream in turn, and in the end what is left of each."""
