@@ -31,7 +31,7 @@ LIMIT = 2**30  # bytes of a rank's list of tensors
 ORDER = "order"  # where the position in the data is kept
 
 
-class Position(Protocol):
+class DataOrder(Protocol):
     """A place in the data, such as a `gossamer.data.Order`."""
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -52,7 +52,7 @@ def save(
     path: str | Path,
     extra: Mapping[str, Any] | None = None,
     *,
-    order: Position | None = None,
+    order: DataOrder | None = None,
     wait: bool = True,
 ) -> Saving:
     """Save model, optimizer, communicator, `order` and `extra` into a new folder; call it on all ranks, between steps.
@@ -84,7 +84,7 @@ def save(
 
 
 def load(
-    comm: Attached, path: str | Path, key: str = "comm", *, order: Position | None = None, strict: bool = False
+    comm: Attached, path: str | Path, key: str = "comm", *, order: DataOrder | None = None, strict: bool = False
 ) -> dict[str, Any]:
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
@@ -120,7 +120,7 @@ class Resumed(NamedTuple):
         return (none if self.name is None else found) + passed
 
 
-def resume(comm: Communicator, folder: str | Path, *, order: Position | None = None, strict: bool = False) -> Resumed:
+def resume(comm: Communicator, folder: str | Path, *, order: DataOrder | None = None, strict: bool = False) -> Resumed:
     """Load the newest complete checkpoint of a folder that holds one folder per `save`, or none if there is none.
 
     Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
@@ -162,7 +162,7 @@ def _held_in(folder: Path) -> dict[str, Any]:
 
 
 def _collect(
-    comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None, order: Position | None
+    comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None, order: DataOrder | None
 ) -> dict[str, dict[str, Any]]:
     """Return the entries that this rank writes, by section."""
     kept = comm.state_dict()  # first, for it may end a step
@@ -289,7 +289,7 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
 # -- loading -------------------------------------------------------------------------------------------------------
 
 
-def _load(comm: Attached, path: str | Path, key: str, order: Position | None, strict: bool) -> dict[str, Any]:
+def _load(comm: Attached, path: str | Path, key: str, order: DataOrder | None, strict: bool) -> dict[str, Any]:
     found, tree = list[dict[str, Any]](), dict[str, Any]()
 
     def look() -> None:
