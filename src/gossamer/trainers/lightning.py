@@ -227,7 +227,7 @@ class StopsOnNotice(Callback):
         """Take the signals: after Lightning has, which would end the run by an exception of one rank."""
         self._watching.enter_context(trainer.strategy.comm.leaving_at(self._seconds))
 
-    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Save where `ckpt_path="last"` looks for it, evaluate no more, and leave the loops whatever their least lengths are."""
         comm: Communicator = trainer.strategy.comm
         if trainer.should_stop or not comm.stopping:
