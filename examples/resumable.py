@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
 
@@ -24,26 +25,32 @@ asked = options.parse_args()
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(0)  # the same samples, and the same model, on all ranks
+x = torch.randn(500, 32)
+samples = TensorDataset(x, x.square().mean(1, keepdim=True))
 model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
 optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 with gossamer.attach(model, optimizer, asked.recipe) as comm, comm.leaving_at(seconds=120):
-    resumed = gossamer.checkpoint.resume(comm, asked.folder)
+    order = gossamer.data.Order(len(samples), seed=0, samples=32, comm=comm)
+    loader = DataLoader(samples, batch_sampler=order)
+    resumed = gossamer.checkpoint.resume(comm, asked.folder, order=order)
     if comm.rank == 0:
         print(resumed, flush=True)
     while comm.step < asked.steps and not comm.stopping:
-        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * comm.step + comm.rank))
-        optimizer.zero_grad()
-        loss = (model(x) - x.square().mean(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        if comm.stopping or comm.step % asked.every == 0:
-            gossamer.checkpoint.save(comm, asked.folder / f"step{comm.step}")
+        for x, y in order.over(loader):
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            if comm.stopping or comm.step % asked.every == 0:
+                gossamer.checkpoint.save(comm, asked.folder / f"step{comm.step}", order=order)
+            if comm.stopping or comm.step == asked.steps:
+                break
     if ended := comm.step == asked.steps:
         comm.finish()
     if comm.rank == 0:
-        print(f"trained to step {comm.step}", flush=True)
+        print(f"trained to step {comm.step} in epoch {order.epoch}", flush=True)
 
 if ended and dist.get_rank() == 0:
     torch.save(model.state_dict(), asked.folder / "model.pt")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.core.version import __version__
 
 if TYPE_CHECKING:  # `__getattr__` brings the same when it is asked for
-    from gossamer import recipes
+    from gossamer import data, recipes
     from gossamer.core.errors import (
         AttachError,
         CheckpointError,
@@ -43,6 +43,7 @@ __all__ = [
     "__version__",
     "attach",
     "checkpoint",
+    "data",
     "ddp",
     "members",
     "recipes",
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gossamer": ["recipes"],
+    "gossamer": ["data", "recipes"],
     "gossamer.core.errors": [
         "AttachError",
         "CheckpointError",

@@ -316,15 +316,6 @@ def refused(rank: int, size: int, case: str, monkeypatch: pytest.MonkeyPatch) ->
             ):
                 comm.heterogeneity([])
             return str(caught.value)
-        case "notice":
-            cut(model, mesh)
-            with (
-                gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE) as comm,
-                pytest.raises(AttachError) as caught,
-                comm.leaving_at(seconds=9),
-            ):
-                pass
-            return str(caught.value)
         case "unfrozen":
             for p in model[0].parameters():
                 p.requires_grad_(False)
@@ -363,7 +354,6 @@ WORDS = {
     "one rank differs": "not set up alike",
     "one rank refuses": "buffers must be",
     "heterogeneity": "compares whole gradients",
-    "notice": "comm.leaving_at() with a model that FSDP2 shards is not supported yet",
     "unfrozen": "was unfrozen, added, replaced or removed after attach",
 }
 

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
+from tests.integrations import sharded
 from tests.integrations.loops import DEADLINE, SEED, same
 from torch import Tensor, nn
 from torch.distributed import HashStore
 
 import gossamer
 from gossamer.core.errors import AttachError, PeerError
+from gossamer.data.parts import Parts
 from gossamer.fabrics.liveness.heartbeat import RankStatus
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.liveness.store import SharedStore
@@ -87,6 +89,49 @@ def test_all_ranks_stop_after_the_same_step(gang2: Gang, recipe: str, moments: l
 @pytest.mark.parametrize("recipe", ["qsgd", "local_sgd(8)"])
 def test_all_ranks_stop_after_the_same_step_at_twenty_moments(gang4: Gang, recipe: str, tmp_path: Path) -> None:
     _all_stop_alike(gang4, recipe, [*range(20)], tmp_path)
+
+
+# -- models that FSDP2 shards ----------------------------------------------------------------------------------------------
+
+
+def told_shards(rank: int, size: int, victims: list[int], path: str) -> list[tuple[int, bool]]:
+    """For each victim: the step after which this rank stopped, and whether what it saved led where the unbroken run did."""
+    out, mesh = list[tuple[int, bool]](), sharded.mesh_of(2)
+    replica, shard = divmod(rank, 2)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Any) -> None:
+        optimizer.zero_grad()
+        sharded.loss_of(model, replica, comm.step, shard).backward()
+        optimizer.step()
+
+    def ended(model: nn.Module, optimizer: torch.optim.Optimizer, comm: Any) -> list[Tensor]:
+        for _ in range(4):
+            train(model, optimizer, comm)
+        return [sharded.full(p) for p in model.parameters()]
+
+    for victim in victims:
+        with sharded.attached("qsgd", mesh) as (model, optimizer, comm):
+            assert comm.parts == Parts((1.0,) * size, rank)  # each shard takes samples of its own
+            with comm.leaving_at(seconds=120):
+                while comm.step < MOST and not comm.stopping:
+                    train(model, optimizer, comm)
+                    if rank == victim and comm.step == 3:
+                        os.kill(os.getpid(), signal.SIGTERM)
+                gossamer.checkpoint.save(comm, f"{path}/{victim}")
+            stopped, unbroken = comm.step, ended(model, optimizer, comm)
+        with sharded.attached("qsgd", mesh) as (model, optimizer, comm):
+            gossamer.checkpoint.load(comm, f"{path}/{victim}")
+            again = ended(model, optimizer, comm)
+            out.append((stopped, all(torch.equal(a, b) for a, b in zip(unbroken, again, strict=True))))
+    return out
+
+
+@pytest.mark.gang
+def test_all_shards_of_all_replicas_stop_after_the_same_step(gang4: Gang, tmp_path: Path) -> None:
+    for ranks in zip(*gang4.run(told_shards, [1, 2], str(tmp_path), timeout=400), strict=True):
+        assert len({stopped for stopped, _ in ranks}) == 1
+        assert 3 <= ranks[0][0] < MOST
+        assert all(bit_equal for _, bit_equal in ranks)
 
 
 # -- signals in one process ------------------------------------------------------------------------------------------------
@@ -195,6 +240,16 @@ def test_a_store_that_is_gone_is_no_reason_to_wait() -> None:
     pulse.lost, pulse.deadline = RuntimeError("gone"), 300.0
     with pytest.raises(PeerError, match="agreed on, since the store does not answer: start all ranks again"):
         notice.may_stop(7)
+
+
+def test_nobody_waits_for_a_rank_whose_loop_has_ended() -> None:
+    notice, store, pulse = told()
+    other: Any = SimpleNamespace(store=SharedStore(store.raw, 1, 2), lost=None, deadline=0.05, hurry=lambda: None)
+    loop = Notice(other)
+    with loop.on_signals():
+        assert not loop.may_stop(8)
+    pulse.each_time()
+    assert [notice.may_stop(step) for step in (8, 9)] == [False, True]
 
 
 def test_all_stop_after_the_latest_step_and_who_has_left_is_not_asked() -> None:

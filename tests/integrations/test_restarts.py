@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import gossamer
-from gossamer.core.errors import CheckpointError
+from gossamer.core.errors import CheckpointError, PeerError
+from gossamer.fabrics.liveness.store import default_store
+from gossamer.fabrics.torch import endpoint
 from gossamer.integrations.checkpoint import Resumed
 
 ROOT = Path(__file__).parents[2]
@@ -123,10 +126,47 @@ def test_ranks_that_see_other_folders_are_told_so(gang2: Any, tmp_path: Path) ->
         )
 
 
+# -- a store that outlives its ranks ---------------------------------------------------------------------------------------
+
+
+def in_an_old_store(rank: int, size: int) -> str:
+    name = f"gossamer/{dist.group.WORLD.group_name}/0"
+    key = f"{name}/{endpoint._made[name] + 1}/pulse/{rank}"
+    default_store().set(key, "of a rank that was killed")
+    try:
+        with pytest.raises(PeerError) as caught:
+            fresh()
+    finally:
+        default_store().delete_key(key)
+    dist.barrier()
+    with fresh() as comm:
+        assert comm.size == size
+    return str(caught.value)
+
+
+@pytest.mark.gang
+def test_ranks_that_are_started_again_with_an_old_store_are_told_so(gang2: Any) -> None:
+    for rank, said in enumerate(gang2.run(in_an_old_store)):
+        assert f"rank {rank} was started again with the store of the ranks before" in said
+        assert "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun" in said
+
+
+def test_a_restart_that_would_fail_is_warned_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "3"}.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.warns(UserWarning, match="torchrun may start the ranks again, but they share its store"):
+        fresh().detach()
+    for name, value in {"RANK": "1", "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False"}.items():
+        with monkeypatch.context() as patched:
+            patched.setenv(name, value)
+            fresh().detach()
+
+
 @pytest.mark.gang
 @pytest.mark.slow
 def test_a_signal_lets_the_example_save_and_end_well(tmp_path: Path) -> None:
     said = torchrun(DIES, "-9", EXAMPLE, tmp_path, "--steps", "4000", "--every", "4000")
-    stopped = int(said.rpartition("trained to step ")[2])
+    stopped = int(said.rpartition("trained to step ")[2].split()[0])
     assert 9 <= stopped < 4000
     assert (tmp_path / f"step{stopped}" / ".metadata").exists()

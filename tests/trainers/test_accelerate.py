@@ -16,7 +16,7 @@ pytestmark = [
 
 RECIPES = ["allreduce", "topk(ratio=0.2)", "powersgd(rank=1)", "slowmo(4)", "local_sgd(4)", "sgp"]
 LOCAL, TOPK = "resumed_local", "resumed_topk"
-QUICK = ("same_as_ddp", LOCAL, TOPK, "logged", "collectives", "refused", "told_later", "dispatched")
+QUICK = ("same_as_ddp", "stopped", LOCAL, TOPK, "logged", "collectives", "refused", "told_later", "dispatched")
 Seen = dict[str, list[dict[str, Any]]]
 
 
@@ -44,6 +44,12 @@ def test_allreduce_is_bit_equal_to_stock_ddp(told: Seen) -> None:
             assert rank[f"steps {kind}"] == len(rank[f"stock {kind}"]) == 9
         assert same(rank["stock fp32"], rank["attached without ddp"])
         assert not same(rank["stock fp32"], rank["stock bf16"])
+
+
+def test_a_notice_on_one_rank_lets_all_save_after_the_same_step(told: Seen) -> None:
+    first, second = told["stopped"]
+    assert 2 <= first["step"] == second["step"]
+    assert all(same(rank["unbroken"], rank["again"]) for rank in (first, second))
 
 
 @pytest.mark.parametrize("case", [LOCAL, TOPK])

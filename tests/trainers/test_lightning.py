@@ -15,7 +15,7 @@ from gossamer.trainers import lightning_shared
 pytestmark = pytest.mark.gang
 installed = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
 
-QUICK = ("strategy", "local", "resumed", "public", "refused", "manual", "counted", "exception")
+QUICK = ("strategy", "local", "resumed", "told", "public", "refused", "manual", "counted", "exception")
 KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 
 
@@ -93,6 +93,17 @@ def test_a_run_resumed_in_a_round_ends_where_an_unbroken_one_does(folder: Path, 
         assert steps == 10
         assert torch.equal(unbroken, again)
     assert torch.equal(finals[0][0], finals[1][0])
+
+
+@installed
+def test_a_notice_on_one_rank_lets_all_save_and_stop_after_the_same_step(folder: Path) -> None:
+    first, second = seen(folder, "told")
+    assert 2 <= first["stopped"] == second["stopped"] < 3000
+    for rank in (first, second):
+        assert rank["files"] == ["last.ckpt", "last.ckpt.gossamer"]
+        assert torch.equal(rank["unbroken"], rank["resumed"])
+        assert rank["put back"]
+        assert (rank["callbacks"], rank["judged"]) == (2, 1.0)
 
 
 @installed

@@ -28,6 +28,14 @@ from gossamer.runtime.params import whole_of
 __all__ = ["Resumed", "Saving", "load", "read", "resume", "save"]
 
 LIMIT = 2**30  # bytes of a rank's list of tensors
+ORDER = "order"  # where the position in the data is kept
+
+
+class DataOrder(Protocol):
+    """A place in the data, such as a `gossamer.data.Order`."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Attached(Protocol):
@@ -39,8 +47,15 @@ class Attached(Protocol):
     def load_state_dict(self, saved: Any) -> None: ...
 
 
-def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None = None, *, wait: bool = True) -> Saving:
-    """Save model, optimizer, communicator and `extra` into a new folder; call it on all ranks, between steps.
+def save(
+    comm: Communicator,
+    path: str | Path,
+    extra: Mapping[str, Any] | None = None,
+    *,
+    order: DataOrder | None = None,
+    wait: bool = True,
+) -> Saving:
+    """Save model, optimizer, communicator, `order` and `extra` into a new folder; call it on all ranks, between steps.
 
     Entries that are equal on all ranks are stored once; entries that differ (under local and gossip recipes) are stored per
     rank, so that `load` continues exactly. The entry `model` is the consensus: use it to evaluate or to publish.
@@ -57,7 +72,7 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
     comm.settle_saving()
     began = time.monotonic()
     with comm.fabric.during(LABEL, comm.step), unfinished(path):
-        entries = _collect(comm, path, extra)
+        entries = _collect(comm, path, extra, order)
         if wait:
             comm.fabric.run(_write(comm, path, entries, "comm"))
             comm.took_to_save(path, time.monotonic() - began, is_over=True)
@@ -69,7 +84,9 @@ def save(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None =
         return comm.saving
 
 
-def load(comm: Attached, path: str | Path, key: str = "comm", *, strict: bool = False) -> dict[str, Any]:
+def load(
+    comm: Attached, path: str | Path, key: str = "comm", *, order: DataOrder | None = None, strict: bool = False
+) -> dict[str, Any]:
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
     Attach first. All ranks call it together; if it fails on one rank it fails on all. With another number of ranks, all
@@ -82,7 +99,7 @@ def load(comm: Attached, path: str | Path, key: str = "comm", *, strict: bool = 
     if isinstance(comm, Communicator):
         comm.settle_saving()
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
-        return _load(comm, path, key, strict)
+        return _load(comm, path, key, order, strict)
 
 
 class Resumed(NamedTuple):
@@ -104,7 +121,7 @@ class Resumed(NamedTuple):
         return (none if self.name is None else found) + passed
 
 
-def resume(comm: Communicator, folder: str | Path, *, strict: bool = False) -> Resumed:
+def resume(comm: Communicator, folder: str | Path, *, order: DataOrder | None = None, strict: bool = False) -> Resumed:
     """Load the newest complete checkpoint of a folder that holds one folder per `save`, or none if there is none.
 
     Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
@@ -123,7 +140,7 @@ def resume(comm: Communicator, folder: str | Path, *, strict: bool = False) -> R
             + ". Give all ranks one folder on a disk that all of them see"
         )
     newest = max(everyone[0]["steps"].items(), key=lambda one: one[1], default=(None,))[0]
-    extra = {} if newest is None else load(comm, Path(folder) / newest, strict=strict)
+    extra = {} if newest is None else load(comm, Path(folder) / newest, order=order, strict=strict)
     return Resumed(str(folder), newest, extra, tuple(everyone[0]["cut off"]))
 
 
@@ -145,12 +162,16 @@ def _held_in(folder: Path) -> dict[str, Any]:
 # -- saving --------------------------------------------------------------------------------------------------------
 
 
-def _collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _collect(
+    comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None, order: DataOrder | None
+) -> dict[str, dict[str, Any]]:
     """Return the entries that this rank writes, by section."""
     kept = comm.state_dict()  # first, for it may end a step
     parts_of_parameters(comm.model)  # FSDP2 shards the parameters again, if a forward pass has gathered them
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
+    if order is not None:
+        tree[ORDER] = order.state_dict()
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
     sums = {name: digest(local_part(t)) for name, t in tensors.items()}
@@ -269,7 +290,7 @@ def _consensus(comm: Communicator, equal: Mapping[str, Tensor]) -> dict[str, Ten
 # -- loading -------------------------------------------------------------------------------------------------------
 
 
-def _load(comm: Attached, path: str | Path, key: str, strict: bool) -> dict[str, Any]:
+def _load(comm: Attached, path: str | Path, key: str, order: DataOrder | None, strict: bool) -> dict[str, Any]:
     found, tree = list[dict[str, Any]](), dict[str, Any]()
 
     def look() -> None:
@@ -283,8 +304,15 @@ def _load(comm: Attached, path: str | Path, key: str, strict: bool) -> dict[str,
         if isinstance(comm, Communicator) and first in folder:
             tree = _tree(folder, int(found[0]["size"]), shards, comm)
             _check_model(comm.model, tree["model"])
+        if order is not None and ORDER not in tree:
+            raise CheckpointError(
+                f"{path} was saved without an order: call save(..., order=order) too, or load it without `order` and give the data "
+                "another seed, for these samples begin anew"
+            )
 
     _together(comm, look)
+    if order is not None:  # before anything else changes: it refuses other samples
+        _together(comm, lambda: order.load_state_dict(tree[ORDER]))
     _together(comm, lambda: comm.load_state_dict(found))
     if isinstance(comm, Communicator) and tree:
         _put(comm, tree)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
+from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
@@ -19,6 +20,7 @@ from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.metrics import Told
 from gossamer.integrations.saving import Saving
+from gossamer.integrations.shard_group import ShardGroup
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import Stopwatch, share_out
 from gossamer.recipe import Recipe
@@ -86,6 +88,15 @@ class Communicator:
     def present(self) -> tuple[int, ...]:
         """Ranks that take part now; under `members()` ranks may be lost and come back."""
         return self.worker.ranks.present.ranks
+
+    @property
+    def parts(self) -> Parts:
+        """Who takes samples now, with which weights: all ranks present, and the shards of each. `gossamer.data.Order` asks it."""
+        ranks, replica = self.worker.ranks, self.worker.replica
+        present, held = ranks.present, ranks.weights or (1.0,) * self.size
+        weights = held if len(held) == len(present.ranks) else [held[rank] for rank in present.ranks]
+        each = tuple(float(weight) for weight in weights for _ in range(replica.size))
+        return Parts(each, present.place * replica.size + replica.index)
 
     @property
     def ledger(self) -> Ledger:
@@ -261,17 +272,24 @@ class Communicator:
         `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
         A warning says if a save takes longer than the notice.
         """
-        if self.fabric.members is not None or self.is_sharded:
-            whose = "under members()" if self.fabric.members is not None else "with a model that FSDP2 shards"
-            raise AttachError(f"comm.leaving_at() {whose} is not supported yet: save often, and start again from there")
+        if self.fabric.members is not None:
+            raise AttachError(
+                "comm.leaving_at() under members() is not supported yet: save often, and start again from there"
+            )
         if self._notice is not None:
             raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
         if not seconds > 0:
             raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
-        self._notice, self._notice_seconds = self.fabric.watch_for_notice(), seconds
+        self._notice, self._notice_seconds = self._watch_for_notice(), seconds
         self._meter.watch(self._notice)
         with self._notice.on_signals():
             yield
+
+    def _watch_for_notice(self) -> Notice:
+        shards = self.worker.replica
+        if not isinstance(shards, ShardGroup):
+            return self.fabric.watch_for_notice()
+        return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
 
     @property
     def stopping(self) -> bool:

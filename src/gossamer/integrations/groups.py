@@ -1,6 +1,7 @@
 """Groups: the process group and the nodes in the arguments of a front door."""
 
 import os
+import warnings
 from typing import Literal
 
 import torch.distributed as dist
@@ -8,6 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.endpoint import ONE_STORE
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.handshake import tell
@@ -24,6 +26,7 @@ def group_of(given: Given) -> dist.ProcessGroup | Members | None:
     """Return the group; None stands for the default group, or for this process alone."""
     if isinstance(given, Members):
         return given
+    _warn_of_one_store()
     if given is None:
         alone = not dist.is_initialized()
         if alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
@@ -43,6 +46,17 @@ def group_of(given: Given) -> dist.ProcessGroup | Members | None:
             "process_group is not a group: this process is not one of its ranks; call attach on the ranks of the group only"
         )
     return given
+
+
+def _warn_of_one_store() -> None:
+    """Warn before the first restart: torchrun keeps its store for all attempts, and lends it to ranks that expect a new one."""
+    lent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("RANK") == "0"
+    if lent and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0":
+        warnings.warn(
+            "torchrun may start the ranks again, but they share its store in all attempts, and would then find the addresses of "
+            f"dead processes. {ONE_STORE}",
+            stacklevel=4,
+        )
 
 
 def host_names(fabric: TorchFabric) -> list[str]:

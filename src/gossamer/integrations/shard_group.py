@@ -1,6 +1,7 @@
 """The shard group: the ranks that hold one replica together ask each other, where one would else decide by its own shard."""
 
 from collections.abc import Sequence
+from secrets import token_hex
 from typing import Any, cast, final
 
 import torch
@@ -9,12 +10,14 @@ import torch.distributed as dist
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import all_reduce
 from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.store import SharedStore, default_store
 from gossamer.fabrics.torch.endpoint import backends
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import WORDS, differences, tell
 
 CPU = torch.device("cpu")
-QUESTION = "asking the other shards"
+QUESTION, NOTICE = "asking the other shards", "comm.leaving_at"
 CHECKPOINT = 2**30  # bytes that ranks tell each other of what they save
 
 
@@ -59,6 +62,19 @@ class ShardGroup:
 
     def close(self) -> None:
         self._fabric.close()
+
+    def watch_for_notice(self, between: TorchFabric, device: torch.device, step: int) -> Notice:
+        """One notice for all shards of all replicas: they meet in a part of the store that the first of them names.
+
+        `between` joins the ranks of this shard in all replicas. All ranks call it together.
+        """
+        names = [token_hex(8)]
+        if between.size > 1:
+            names = between.run(tell(names[0], device), NOTICE, step)
+        name = self.told(names[0], NOTICE, step)[0]
+        number, ranks = between.rank * self.size + self.index, between.size * self.size
+        everyone = SharedStore(default_store(), number, ranks).under(f"gossamer/notice/{name}")
+        return self._fabric.watch_for_notice(everyone)
 
     def _reduce(self, values: Sequence[float], how: str) -> list[float]:
         self.asked += 1

@@ -4,8 +4,10 @@ DDP stays around the model, but the recipe averages. Evaluations see the consens
 them; after `fit` every rank holds it.
 """
 
+import contextlib
 import copy
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 
 from gossamer.core.errors import AttachError
 from gossamer.integrations.communicator import Communicator
+from gossamer.recipe import Recipe
 from gossamer.trainers.lightning_shared import (
     KEY,
     NEEDS,
@@ -23,7 +26,7 @@ from gossamer.trainers.lightning_shared import (
 
 try:
     import lightning
-    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+    from lightning.pytorch.callbacks import Callback, StochasticWeightAveraging, WeightAveraging
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
 except ImportError as error:
@@ -38,6 +41,8 @@ class LightningStrategy(WithRecipe, DDPStrategy):
     - `recipe`: as for `gossamer.attach`. Default: the environment variable GOSSAMER_RECIPE.
     - `attach_options`: more arguments of `gossamer.attach`, such as `{"nodes": "hosts", "buffers": "average"}`.
     - `public_only`: resume from the trainer's model alone where a checkpoint has no sidecars; memories then begin at zero.
+    - `notice`: take SIGTERM and SIGUSR1, which come so many seconds before the end: all ranks save `last.ckpt` after the same
+      step, and stop.
     - other options are those of DDPStrategy, such as `find_unused_parameters=True`.
 
     Example: `Trainer(accelerator="cpu", devices=2, strategy=gossamer.trainers.lightning.Strategy("topk"))`
@@ -45,6 +50,10 @@ class LightningStrategy(WithRecipe, DDPStrategy):
 
     _trainer: Any = None
     _loaded_from: str | Path = ""
+
+    def __init__(self, recipe: str | Recipe | None = None, *, notice: float | None = None, **options: Any) -> None:
+        super().__init__(recipe, **options)
+        self._stop = None if notice is None else StopsOnNotice(notice)
 
     @property
     def comm(self) -> Communicator:
@@ -71,10 +80,14 @@ class LightningStrategy(WithRecipe, DDPStrategy):
             )
         assert self.model is not None
         self._run = self._attached_to(self.model, self.optimizers[0], self.precision_plugin)
+        if self._stop is not None:
+            trainer.callbacks.insert(0, self._stop)
 
     def teardown(self) -> None:
         """Leave the consensus on every rank after `fit`; after an exception, only detach."""
         run, self._run = self._run, None
+        if self._stop is not None:
+            self._stop.leave(self._trainer)
         if run is not None:
             run.leave_consensus()
             run.comm.detach() if self._ends_alone else run.comm.finish()
@@ -202,6 +215,39 @@ class LightningStrategy(WithRecipe, DDPStrategy):
 
 
 Strategy = LightningStrategy
+
+
+class StopsOnNotice(Callback):
+    """Saves and stops, by the trainer's own calls, after the step after which all ranks stop."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._watching, self._evaluated = seconds, contextlib.ExitStack(), None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take the signals: after Lightning has, which would end the run by an exception of one rank."""
+        self._watching.enter_context(trainer.strategy.comm.leaving_at(self._seconds))
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Save where `ckpt_path="last"` looks for it, evaluate no more, and leave the loops whatever their least lengths are."""
+        comm: Communicator = trainer.strategy.comm
+        if trainer.should_stop or not comm.stopping:
+            return
+        saves = trainer.checkpoint_callback
+        folder = None if saves is None else getattr(saves, "dirpath", None)
+        began = time.monotonic()
+        trainer.save_checkpoint(os.path.join(folder or trainer.default_root_dir, "last.ckpt"))
+        comm.took_to_save(time.monotonic() - began)
+        self._evaluated, trainer.limit_val_batches = trainer.limit_val_batches, 0
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
+        trainer.should_stop = True
+
+    def leave(self, trainer: Any) -> None:
+        """Give the signals back, and the trainer its evaluations."""
+        self._watching.close()
+        if self._evaluated is not None:
+            trainer.limit_val_batches, self._evaluated = self._evaluated, None
+        if self in trainer.callbacks:
+            trainer.callbacks.remove(self)
 
 
 def _refuse_averaging_callbacks(trainer: Any) -> None:

@@ -1,5 +1,7 @@
 """Cases of Accelerate, named on the command line; each rank says in a file what it saw."""
 
+import os
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -73,6 +75,26 @@ def resumed_local(folder: Path) -> dict[str, Any]:
 
 def resumed_topk(folder: Path) -> dict[str, Any]:
     return resumed(folder, "topk(ratio=0.2)")
+
+
+def stopped(folder: Path) -> dict[str, Any]:
+    """Rank 1 is told to stop after step 2: all save after the same step, and go on from there as if unbroken."""
+    first = Loop("topk")
+    comm = first.comm
+    assert comm is not None
+    with comm.leaving_at(seconds=60):
+        while not comm.stopping:
+            first.train(end=1)
+            if comm.step == 2 and first.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        first.accelerator.save_state(str(folder / "told"))
+    step, unbroken = comm.step, [first.train(end=1)[0] for _ in range(3)]
+    first.close()
+    again = Loop("topk")
+    again.accelerator.load_state(str(folder / "told"))
+    told = {"step": step, "unbroken": unbroken, "again": [again.train(end=1)[0] for _ in range(3)]}
+    again.close()
+    return told
 
 
 def logged(folder: Path) -> dict[str, Any]:
@@ -281,6 +303,7 @@ CASES: dict[str, Callable[[Path], dict[str, Any]]] = {
     each.__name__: each
     for each in (
         same_as_ddp,
+        stopped,
         resumed_local,
         resumed_topk,
         logged,

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 lightning_cases.py FOLDER CASE...
 """
 
 import os
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -107,6 +108,34 @@ def resumed(folder: Path) -> dict[str, Any]:
         trainer.fit(again, ckpt_path=path)
         out[recipe] = flat(unbroken), flat(again), trainer.global_step
     return out
+
+
+class Tells(Callback):
+    """A signal to rank 1 after a step."""
+
+    def on_train_batch_end(self, trainer: Any, *rest: Any) -> None:
+        if trainer.global_step == 2 and trainer.fit_loop.epoch_loop.batch_idx == 3 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def told(folder: Path) -> dict[str, Any]:
+    """A notice to a run that may not end before 500 epochs; then it goes on by `ckpt_path="last"`."""
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    first, again, unbroken = Regressor(), Regressor(), Regressor()
+    options: dict[str, Any] = {"max_steps": 4000, "min_epochs": 500}
+    saves = ModelCheckpoint(folder / "own", save_top_k=0)
+    trainer = trainer_of(Strategy("topk", notice=60), folder, Tells(), saves, **options)
+    trainer.fit(first)
+    stopped, callbacks = trainer.global_step, len(trainer.callbacks)
+    put_back = handlers == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1))
+    until: dict[str, Any] = {"max_steps": stopped + 3, "limit_val_batches": 0}
+    resumed = trainer_of(Strategy("topk", notice=60), folder, ModelCheckpoint(folder / "own", save_top_k=0), **until)
+    resumed.fit(again, ckpt_path="last")
+    trainer_of(Strategy("topk"), folder, **until).fit(unbroken)
+    return {
+        "stopped": stopped, "put back": put_back, "callbacks": callbacks, "judged": trainer.limit_val_batches,
+        "resumed": flat(again), "unbroken": flat(unbroken), "files": sorted(p.name for p in (folder / "own").iterdir()),
+    }  # fmt: skip
 
 
 def public(folder: Path) -> dict[str, Any]:
@@ -258,7 +287,7 @@ def exception(folder: Path) -> dict[str, Any]:
     return {"error": text, "said": [str(w.message) for w in said], "model": flat(model)}
 
 
-CASES = {f.__name__: f for f in (strategy, local, resumed, public, refused, manual, counted, exception)}
+CASES = {f.__name__: f for f in (strategy, local, resumed, told, public, refused, manual, counted, exception)}
 
 if __name__ == "__main__":
     folder, wanted = Path(sys.argv[1]), sys.argv[2:]

@@ -4,11 +4,12 @@ import signal
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, final
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, rank_statuses, ranks
+from gossamer.fabrics.liveness.store import SharedStore
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _TOLD = "notice/told"
@@ -22,10 +23,12 @@ class Notice:
     A rank that is told says so. Each rank then writes the first step after which it can stop: the one after the last at
     which its loop heard that it may go on. All stop after the latest of them. A loop that comes to its own step waits until
     all are known; the others' threads write theirs whatever their loops do, so nobody waits for a step.
+
+    `everyone` is a store of more ranks than post this heartbeat: of a sharded model those of all shards, which then stop alike.
     """
 
-    def __init__(self, pulse: Heartbeat) -> None:
-        self._pulse, self._store = pulse, pulse.store
+    def __init__(self, pulse: Heartbeat, everyone: SharedStore | None = None) -> None:
+        self._pulse, self._store = pulse, everyone or pulse.store
         self.received: int | None = None  # the signal that this rank got
         self.told_at: float | None = None  # time at which it got it
         self._lock = threading.Lock()
@@ -117,3 +120,10 @@ class Notice:
             yield
         finally:
             restore()
+            self._let_others_go()
+
+    def _let_others_go(self) -> None:
+        """Say a step, so that nobody waits for a rank whose loop has ended; where the store is gone nobody waits."""
+        if self._store.size > 1 and self._own is None:
+            with suppress(RuntimeError):
+                self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.verbs import Among
 from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Patience
@@ -18,6 +18,11 @@ from gossamer.fabrics.torch.connection import Connection
 from gossamer.fabrics.torch.gloo import Gloo
 from gossamer.fabrics.torch.rendezvous import Meet, gloo
 from gossamer.fabrics.torch.staged import Staged
+
+ONE_STORE = (
+    "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before torchrun, and give it --standalone or --rdzv-backend c10d: then each attempt has "
+    "a store of its own"
+)
 
 Path = Literal["alone", "gloo", "nccl", "staged"]
 _DAY = 86_400.0  # seconds
@@ -89,7 +94,13 @@ class Endpoint:
         ranks = dist.get_process_group_ranks(self.group)
         name = f"gossamer/{self.group.group_name}/{ranks[0]}"
         _made[name] += 1
-        return SharedStore(default_store(), self.rank, self.size).under(f"{name}/{_made[name]}")
+        part = SharedStore(default_store(), self.rank, self.size).under(f"{name}/{_made[name]}")
+        if self.size > 1 and part.flag_is_up(f"pulse/{self.rank}"):
+            raise PeerError(
+                f"rank {self.rank} was started again with the store of the ranks before, which still holds their addresses, so that "
+                f"ranks would wait for dead processes. {ONE_STORE}"
+            )
+        return part
 
     def connect(self, way: Path, waits: Timeouts, meet: Meet, among: Among) -> Connection:
         """Connect a comm thread to these ranks; all of them call this together."""

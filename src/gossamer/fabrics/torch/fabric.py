@@ -34,6 +34,7 @@ from gossamer.fabrics.liveness import shutdown
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, Patience, RankStatus
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.store import SharedStore
 from gossamer.fabrics.torch.comm_thread import CommThread, Task
 from gossamer.fabrics.torch.driver import NetworkDriver
 from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
@@ -165,9 +166,9 @@ class TorchFabric:
             self._end()
             raise
 
-    def watch_for_notice(self) -> Notice:
-        """What agrees with the other ranks on the step after which all stop, once one of them is told to."""
-        return Notice(self._pulse)
+    def watch_for_notice(self, everyone: SharedStore | None = None) -> Notice:
+        """What agrees with the other ranks, or with `everyone`, on the step after which all stop, once one of them is told to."""
+        return Notice(self._pulse, everyone)
 
     def has_lane(self, name: str) -> bool:
         return name in self._lanes
