@@ -157,7 +157,7 @@ class Communicator:
 
         From then on every mean weighs a rank by its share, as `attach(weight=)` does, so that training equals training on
         all samples in one batch. `most` is the largest share that fits into this rank's memory. Let ranks draw from one
-        pool of data, or from shards in proportion to their shares.
+        pool of data, or from shards in proportion to their shares: `gossamer.data.Order` cuts its batches by them.
 
         Checkpoints do not store the share: store it yourself, and resume with `attach(..., weight=share)`.
         """
