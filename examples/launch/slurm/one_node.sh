@@ -40,9 +40,10 @@ SlurmdLogFile=$one_node/log/slurmd
 SlurmdParameters=config_overrides
 ReturnToService=2
 SchedulerParameters=bf_interval=2,sched_min_interval=500000,batch_sched_delay=0
+SlurmctldParameters=preempt_send_user_signal
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-KillWait=20
+KillWait=10
 MinJobAge=600
 NodeName=$node NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
 PartitionName=low Nodes=$node Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime=20 State=UP

@@ -9,7 +9,7 @@ set -eu
 what=$1 here=$(dirname "$(realpath "$0")")
 mkdir -p "$2"
 folder=$(realpath "$2")
-export PYTHON=${PYTHON:-python} MEMBER=$here/../member.py SCRIPT=$here/../../resumable.py
+export PYTHON=${PYTHON:-python} LAUNCH=$here/.. SCRIPT=$here/../../resumable.py
 export GLOO_SOCKET_IFNAME=lo MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29519}
 . "$here/one_node.sh" "$folder/slurm"
 trap 'scancel --quiet --user=root 2>/dev/null; kill ${store:-} 2>/dev/null; stop_slurm' EXIT
@@ -28,7 +28,10 @@ await() { # SECONDS COMMAND...: until the command succeeds
     done
 }
 state_is() { scontrol show job "$1" --oneliner 2>/dev/null | grep -q "JobState=$2 "; }
-says() { grep -q "$2" "$folder/$1"; }
+says() { grep -qs "$2" "$folder/$1"; }
+starts_now() { # Slurm lets a requeued job wait two minutes; not here
+    scontrol show job "$1" --oneliner | grep -q "Restarts=[1-9]" && scontrol update JobId="$1" StartTime=now
+}
 is_up() { [ "$(sinfo --noheader --partition=low --format=%T 2>/dev/null)" = idle ]; }
 await 30 is_up
 
@@ -38,9 +41,11 @@ if [ "$what" = members ]; then
     job=$(sbatch --parsable --partition=low --array=0-2 --output="$folder/member%a.out" \
         "$here/member.sbatch" "$folder/run" --steps "${STEPS:-3000}" --every 20 --pause 0.02)
     for rank in 0 1 2; do await 90 says "member$rank.out" "trains from step"; done
-    sleep 3
-    sbatch --parsable --partition=high --cpus-per-task=2 --output=/dev/null --wrap="sleep 5" >"$folder/rival"
-    await 60 state_is "$(cat "$folder/rival")" COMPLETED
+    rival=$(sbatch --parsable --partition=high --cpus-per-task=2 --output=/dev/null --wrap="sleep 3")
+    await 120 state_is "$rival" COMPLETED
+    for rank in 0 1 2; do
+        if state_is "${job}_$rank" PENDING; then await 30 starts_now "${job}_$rank"; fi
+    done
     for rank in 0 1 2; do await 300 says "member$rank.out" "ended at step\|has ended at step"; done
     for rank in 0 1 2; do await 30 state_is "${job}_$rank" COMPLETED; done
     restarts=$(for rank in 0 1 2; do scontrol show job "${job}_$rank" --oneliner; done | grep -o "Restarts=[0-9]*" | tr '\n' ' ')
@@ -48,8 +53,9 @@ else
     job=$(sbatch --parsable --partition=low --nodes=1 --cpus-per-task=4 --output="$folder/torchrun.out" \
         --export=ALL,RANKS_PER_NODE=2 "$here/torchrun.sbatch" "$folder/run" --steps "${STEPS:-3000}" --every 50)
     await 90 test -e "$folder/run/step50"
-    sbatch --parsable --partition=high --cpus-per-task=4 --output=/dev/null --wrap="sleep 5" >"$folder/rival"
-    await 60 state_is "$(cat "$folder/rival")" COMPLETED
+    rival=$(sbatch --parsable --partition=high --cpus-per-task=4 --output=/dev/null --wrap="sleep 3")
+    await 120 state_is "$rival" COMPLETED
+    await 30 starts_now "$job"
     await 300 state_is "$job" COMPLETED
     restarts=$(scontrol show job "$job" --oneliner | grep -o "Restarts=[0-9]*")
 fi
