@@ -12,7 +12,7 @@ folder=$(realpath "$2")
 export PYTHON=${PYTHON:-python} LAUNCH=$here/.. SCRIPT=$here/../../resumable.py
 export GLOO_SOCKET_IFNAME=lo MASTER_ADDR=127.0.0.1 MASTER_PORT=${MASTER_PORT:-29519}
 . "$here/one_node.sh" "$folder/slurm"
-trap 'scancel --quiet --user=root 2>/dev/null; kill ${store:-} 2>/dev/null; stop_slurm' EXIT
+trap 'set +e; scancel --quiet --user=root 2>/dev/null; [ -z "${store:-}" ] || kill $store; stop_slurm' EXIT
 
 await() { # SECONDS COMMAND...: until the command succeeds
     local until=$((SECONDS + $1))
