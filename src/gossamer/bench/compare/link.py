@@ -67,7 +67,9 @@ def over_each_network() -> tuple[AlphaBeta | str, list[RankCards], list[Crossed]
     crossed = list[Crossed]()
     for network in shared_networks(everybody) if several else ():
         taken = all(c.name == r.taken for c, r in zip(network, everybody))
-        measured = found if taken else _over(network[rank].name, dist.PrefixStore(network[0].network, store), rank, size)
+        measured = (
+            found if taken else _over(network[rank].name, dist.PrefixStore(network[0].network, store), rank, size)
+        )
         how = {"broken": measured} if isinstance(measured, str) else {"rate": measured.rate}
         crossed.append(Crossed(network[0].network, [c.name for c in network], taken, **how))
     return found, everybody, crossed

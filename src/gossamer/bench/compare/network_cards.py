@@ -79,7 +79,9 @@ def _against(backend: str, card: Card | None, there: Sequence[Card]) -> str:
     if rival is None:
         return ""
     if card.virtual:
-        return f"{card.name} belongs to no device, as bridges of containers and tunnels do, and {rival.name} does{instead}"
+        return (
+            f"{card.name} belongs to no device, as bridges of containers and tunnels do, and {rival.name} does{instead}"
+        )
     return f"{card.name} is slower than {rival.name}{instead}"
 
 
