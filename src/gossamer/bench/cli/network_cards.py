@@ -92,7 +92,9 @@ def _advice(link: Found, networks: Sequence[Found]) -> list[tuple[str, str]]:
     now, most = link.get("bits_per_s", 0.0), best.get("bits_per_s", 0.0)
     if best["taken"] or most < FASTER * now or not most:
         return []
-    gain = f"is {most / now:.3g} times as fast as the network in use" if now else "works, and the network in use does not"
+    gain = (
+        f"is {most / now:.3g} times as fast as the network in use" if now else "works, and the network in use does not"
+    )
     names = dict.fromkeys(best["cards"])
     if len(names) == 1:
         return [("WARNING", f"{best['network']} {gain}: export {VARIABLES['gloo']}={best['cards'][0]} on all ranks")]
