@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.bench.compare import network_cards
 from gossamer.bench.compare.link import RankCards, shared_networks
-from gossamer.bench.compare.network_cards import Card, Choice, cards, choices
+from gossamer.bench.compare.network_cards import Card, TakenCard, cards, choices
 
 LO = Card("lo", "127.0.0.1", "127.0.0.0/8", "", True, 0.0)
 SLOW = Card("eth0", "10.0.0.5", "10.0.0.0/24", "e1000", False, 1e9)
@@ -21,7 +21,7 @@ ALL = [LO, DOCKER, SLOW, FAST]
 
 def taken(
     there: list[Card], monkeypatch: pytest.MonkeyPatch, leads_to: str = "", environment: Mapping[str, str] | None = None
-) -> dict[str, Choice]:
+) -> dict[str, TakenCard]:
     monkeypatch.setattr(network_cards, "_first_usable", lambda host: leads_to)
     return choices(there, environment or {})
 

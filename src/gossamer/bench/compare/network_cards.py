@@ -31,7 +31,7 @@ class Card(NamedTuple):
     rate: float
 
 
-class Choice(NamedTuple):
+class TakenCard(NamedTuple):
     """The card that a backend would take, or None if it finds none; why; and what speaks against it, or ""."""
 
     card: Card | None
@@ -55,10 +55,10 @@ def cards() -> list[Card]:
     return found
 
 
-def choices(there: Sequence[Card], environment: Mapping[str, str] = os.environ) -> dict[str, Choice]:
+def choices(there: Sequence[Card], environment: Mapping[str, str] = os.environ) -> dict[str, TakenCard]:
     """What gloo and NCCL would take of these cards."""
     taken = {"gloo": _by_gloo(there, environment), "nccl": _by_nccl(there, environment)}
-    return {name: Choice(card, why, _against(name, card, there)) for name, (card, why) in taken.items()}
+    return {name: TakenCard(card, why, _against(name, card, there)) for name, (card, why) in taken.items()}
 
 
 def better(card: Card | None, there: Sequence[Card]) -> Card | None:
