@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from gossamer.bench.compare.calibrate import all_reduce_seconds
 from gossamer.bench.compare.local import run_here
@@ -60,18 +62,17 @@ def over_each_network() -> tuple[AlphaBeta | str, list[RankCards], list[Crossed]
 
     Returns the cards of all ranks besides. Names of cards may differ between ranks: each takes its own on that network.
     """
-    store, rank, size = next(iter(dist.rendezvous("env://", timeout=START)))
+    store, rank, size = next(iter(rendezvous("env://", timeout=START)))
     everybody = _told_by_all(store, rank, size)
-    found = _over(None, dist.PrefixStore("taken", store), rank, size)
+    found = _over(None, PrefixStore("taken", store), rank, size)
     several = len({each.host for each in everybody}) > 1
     crossed = list[Crossed]()
     for network in shared_networks(everybody) if several else ():
         taken = all(c.name == r.taken for c, r in zip(network, everybody))
-        measured = (
-            found if taken else _over(network[rank].name, dist.PrefixStore(network[0].network, store), rank, size)
-        )
-        how = {"broken": measured} if isinstance(measured, str) else {"rate": measured.rate}
-        crossed.append(Crossed(network[0].network, [c.name for c in network], taken, **how))
+        measured = found if taken else _over(network[rank].name, PrefixStore(network[0].network, store), rank, size)
+        each = Crossed(network[0].network, [c.name for c in network], taken)
+        is_broken = isinstance(measured, str)
+        crossed.append(each._replace(broken=measured) if is_broken else each._replace(rate=measured.rate))
     return found, everybody, crossed
 
 

@@ -130,8 +130,11 @@ def _first_that(there: Sequence[Card], rule: str) -> Card | None:
     but, rule = rule.startswith("^"), rule.removeprefix("^")
     whole, rule = rule.startswith("="), rule.removeprefix("=")
     words = [w for w in rule.split(",") if w]
-    fits = (lambda name: name in words) if whole else (lambda name: name.startswith(tuple(words)))
-    return next((c for c in there if fits(c.name) != but), None)
+    for card in there:
+        fits = card.name in words if whole else card.name.startswith(tuple(words))
+        if fits != but:
+            return card
+    return None
 
 
 # -- what the kernel says ----------------------------------------------------------------------------------------------------
