@@ -71,8 +71,8 @@ def over_each_network() -> tuple[AlphaBeta | str, list[RankCards], list[Crossed]
         taken = all(c.name == r.taken for c, r in zip(network, everybody))
         measured = found if taken else _over(network[rank].name, PrefixStore(network[0].network, store), rank, size)
         each = Crossed(network[0].network, [c.name for c in network], taken)
-        is_broken = isinstance(measured, str)
-        crossed.append(each._replace(broken=measured) if is_broken else each._replace(rate=measured.rate))
+        how = each._replace(broken=measured) if isinstance(measured, str) else each._replace(rate=measured.rate)
+        crossed.append(how)
     return found, everybody, crossed
 
 
