@@ -17,7 +17,7 @@ cat >"$SLURM_CONF" <<CONF
 ClusterName=tried
 SlurmctldHost=$node(127.0.0.1)
 SlurmctldPort=${SLURM_PORT:-16817}
-SlurmdPort=$((${SLURM_PORT:-16817} + 1))
+SlurmdPort=${SLURMD_PORT:-16818}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
