@@ -15,7 +15,6 @@ from train import fit
 
 folder = sys.argv[1]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "300")  # for a machine that is busy with other things
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
 second = cluster.add_node(num_cpus=2)
 ray.init(address=cluster.address)
