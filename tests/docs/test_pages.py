@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OTHERS = {"lab.md", "report.md", "workloads.md", "performance.md"}  # tested where they belong, or made by a measurement
 OWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(p for p in sorted(DOCS.glob("*.md")) if p.name not in OTHERS)]
+OWN += sorted(DOCS.glob("launch/*.md"))
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 
@@ -114,8 +115,9 @@ def test_links_to_made_pages_lead_somewhere() -> None:
 def test_every_page_is_in_the_table_of_contents() -> None:
     index = (DOCS / "index.md").read_text()
     listed = set(re.findall(r"^[\w/]+$", index, re.M))
-    for page in DOCS.glob("*.md"):
-        assert page.stem in listed or page.name in OTHERS or page.stem == "index", page.name
+    for page in [*DOCS.glob("*.md"), *DOCS.glob("launch/*.md")]:
+        name = page.relative_to(DOCS).with_suffix("").as_posix()
+        assert name in listed or page.name in OTHERS or name == "index", page.name
 
 
 @pytest.mark.slow

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 from tests.bench.cli.conftest import Shell
 
-from gossamer.bench.cli import doctor
-from gossamer.bench.compare.link import between_two_ranks
+from gossamer.bench.cli import doctor, network_cards
+from gossamer.bench.compare.link import Crossed, RankCards, between_two_ranks
+from gossamer.bench.compare.network_cards import Card
 from gossamer.core.errors import PeerError
+
+TWO_CARDS = Path(__file__).parent / "programs" / "two_cards.sh"
+SLOW = Card("eth0", "10.0.0.5", "10.0.0.0/24", "e1000", False, 1e9)
 
 Say = Callable[..., tuple[int, str, str]]
 
@@ -31,15 +35,29 @@ def test_a_quick_one_says_what_there_is(examine: Say) -> None:
     code, out, _ = examine("--quick", "--json")
     facts = json.loads(out)
     assert code == 0
-    assert {"gossamer", "python", "torch", "system", "cores", "threads", "backends", "gpus", "kernels", "lab"} == set(
-        facts
-    )
+    assert {
+        "gossamer",
+        "python",
+        "torch",
+        "system",
+        "cores",
+        "threads",
+        "backends",
+        "gpus",
+        "kernels",
+        "cards",
+        "lab",
+    } == set(facts)
     code, out, _ = examine("--quick")
     assert code == 0
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
     assert facts["torch"] in rows["torch"]
     assert facts["kernels"]["cpu"] in rows["CPU kernels"]
     assert "gloo" in rows["backends"]
+    taken = facts["cards"]["gloo"]
+    assert taken["variable"] == "GLOO_SOCKET_IFNAME"
+    assert f" {taken['card']}, " in rows["card of gloo"]
+    assert taken["variable"] in out
 
 
 @pytest.mark.parametrize(
@@ -178,6 +196,51 @@ def test_in_a_lab_it_sees_the_labs_network(shell: Shell) -> None:
     assert 1e6 < facts["link"]["bits_per_s"] < 55e6
     assert facts["link"]["severity"] == pytest.approx(32e6 / facts["link"]["bits_per_s"], rel=1e-3)
     shell.expect_nothing()
+
+
+@pytest.mark.lab
+def test_it_finds_the_faster_of_two_networks_and_says_what_to_export(shell: Shell) -> None:
+    shell.environment["GLOO_SOCKET_IFNAME"] = "slow"
+    namespaces = ["unshare", "--user", "--map-root-user", "--net", "--uts"]
+    command = [*namespaces, str(TWO_CARDS), sys.executable, "-m", "gossamer", "doctor", "--json"]
+    done = subprocess.run(command, env=shell.environment, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = json.loads(done.stdout)
+    assert [(card["host"], card["name"]) for card in facts["card_of_ranks"]] == [("left", "slow"), ("right", "slow")]
+    slow, fast = facts["networks"]
+    assert (slow["network"], slow["cards"], slow["taken"]) == ("10.9.1.0/24", ["slow", "slow"], True)
+    assert (fast["network"], fast["cards"], fast["taken"]) == ("10.9.2.0/24", ["fast", "fast"], False)
+    assert slow["bits_per_s"] == facts["link"]["bits_per_s"] < 44e6 < 2 * 44e6 < fast["bits_per_s"]
+    (advice,) = (text for name, text in network_cards.of_ranks_in_words(facts) if name == "WARNING")
+    assert advice.endswith("as fast as the network in use: export GLOO_SOCKET_IFNAME=fast on all ranks")
+
+
+def test_what_is_said_of_ranks_cards_fits_what_was_found() -> None:
+    cards = [SLOW, SLOW._replace(name="ens3", address="10.0.0.6"), None]
+    everybody = [RankCards(f"host{i}", [c] if c else [], c.name if c else "") for i, c in enumerate(cards)]
+    crossed = [
+        Crossed("10.0.0.0/24", ["eth0", "ens3"], True, broken="timed out"),
+        Crossed("10.1.0.0/24", ["eth1", "ens4"], False, rate=125e6),
+    ]
+    found = network_cards.found_on_ranks(everybody, crossed) | {"link": {"broken": "timed out"}}
+    rows = network_cards.of_ranks_in_words(found)
+    assert ("rank 0", "host0: eth0, 10.0.0.5, 1 Gbit/s by its driver") in rows
+    assert ("rank 2", "host2: no card") in rows
+    assert ("over eth0, ens3", "broken: timed out, on 10.0.0.0/24, the one in use") in rows
+    assert ("over eth1, ens4", "1 Gbit/s each way, on 10.1.0.0/24") in rows
+    name, advice = rows[-1]
+    assert name == "WARNING"
+    assert advice.startswith("10.1.0.0/24 works, and the network in use does not: ")
+    assert advice.endswith("export GLOO_SOCKET_IFNAME on each host as its card: eth1 on rank 0, ens4 on rank 1")
+    similar = [crossed[0]._replace(rate=100e6, broken=""), crossed[1]]
+    found = network_cards.found_on_ranks(everybody, similar) | {"link": {"bits_per_s": 800e6}}
+    assert all(name != "WARNING" for name, _ in network_cards.of_ranks_in_words(found))
+
+
+def test_a_system_that_tells_no_cards_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network_cards, "cards", list)
+    found = network_cards.found_here()
+    assert network_cards.in_words(found) == [("network card", "not known: only Linux tells which there are")]
 
 
 def test_a_link_is_said_to_be_so_severe_for_each_million_parameters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from rich.table import Table
 
 import gossamer
 from gossamer.bench.cli import gpu as gpus
+from gossamer.bench.cli import network_cards
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force
@@ -24,6 +25,9 @@ from gossamer.core.errors import PeerError
 from gossamer.costs import severity
 from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen
+
+if TYPE_CHECKING:
+    from gossamer.bench.compare.link import AlphaBeta
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
 COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
@@ -43,9 +47,10 @@ def doctor(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Versions, kernels and their speed, the lab, and the link between two ranks on this machine.
+    """Versions, kernels and their speed, network cards, the lab, and the link between two ranks on this machine.
 
-    As one of several ranks, under torchrun or in a lab, it measures the link between all of them instead.
+    As one of several ranks, under torchrun or in a lab, it measures the link between all of them instead, over each network
+    that they share, and says which cards they use.
 
     With --gpu: every kernel's bits and speed, streams, every preset over NCCL and over gloo, and a rank that dies, on the
     ranks that a launcher has started, or on all GPUs of this machine.
@@ -60,10 +65,10 @@ def doctor(
         if quick:
             raise InputError("--quick leaves out what --save is for: give one of them")
         raise typer.Exit(_save(save, force))
-    link = {} if quick else _link()
+    link, ranks = ({}, {}) if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
         # The other ranks have ended by now: on this machine they would have slowed the kernels down.
-        found = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link})
+        found = environment() | ({} if quick else {"kernel_speed": _kernel_speed(), "link": link} | ranks)
         print(json.dumps(found, indent=1)) if as_json else _print(found)
     raise typer.Exit(int("broken" in link))
 
@@ -80,6 +85,7 @@ def environment() -> Found:
         "backends": [b for b in BACKENDS if dist.is_available() and getattr(dist, f"is_{b}_available")()],
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if _is_there(device)},
+        "cards": network_cards.found_here(),
         "lab": _lab(),
     }
 
@@ -170,13 +176,25 @@ def _print_figures(rows: list[tuple[str, str, float]]) -> None:
     console().print(table)
 
 
-def _link() -> Found:
-    from gossamer.bench.compare.link import alpha_beta, between_two_ranks
+def _link() -> tuple[Found, Found]:
+    """Alpha and beta between two ranks here or all that there are; and of the latter, which cards they use."""
+    from gossamer.bench.compare.link import between_two_ranks, over_each_network
 
+    ranks: Found = {}
     try:
-        found = alpha_beta() if "RANK" in os.environ else between_two_ranks()
+        if "RANK" in os.environ:
+            found, everybody, crossed = over_each_network()
+            ranks = network_cards.found_on_ranks(everybody, crossed)
+        else:
+            found = between_two_ranks()
     except (PeerError, RuntimeError, ValueError) as error:  # the other results are still useful
-        return {"broken": " ".join(str(error).split())}
+        found = " ".join(str(error).split())
+    return _link_facts(found), ranks
+
+
+def _link_facts(found: "AlphaBeta | str") -> Found:
+    if isinstance(found, str):
+        return {"broken": found}
     if found.size == 1:
         return {"ranks": 1}
     return {
@@ -206,11 +224,13 @@ def _rows(found: Found) -> list[tuple[str, str]]:
     rows += [(f"{NAMES[device]} kernels", _compiler(device, name)) for device, name in found["kernels"].items()]
     for name, speed in found.get("kernel_speed", {}).items():
         rows.append((f"  {name}", f"{speed['gb_per_s']:.1f} GB/s, {speed['of_memcpy']:.2f} of a memory copy"))
+    rows += network_cards.in_words(found["cards"])
     rows += _lab_in_words(found["lab"])
     if "link" in found:
         rows.append(("link", _link_in_words(found["link"])))
         if "severity" in found["link"]:
             rows.append(("severity", _severity_in_words(found["link"]["severity"])))
+    rows += network_cards.of_ranks_in_words(found)
     return rows
 
 
