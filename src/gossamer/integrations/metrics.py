@@ -39,6 +39,7 @@ class Meter:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
         self.on_late: Callable[[int], None] | None = None  # called with the step of a gradient that came too late
         worker.record.listener = self._hear
+        self._known = {*worker.ranks.present.ranks}  # ranks that were there at some time
         self.overseer = ObserverSlot.overseer
         self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
         self.restart()
@@ -47,7 +48,8 @@ class Meter:
         self.ledger.hear(event)
         match event:
             case Presence(step, rank, lost, back):
-                tell(step, rank, lost, back)
+                tell(step, rank, lost, back, self._known)
+                self._known |= {*back}
             case Drop(step) if self.on_late is not None:
                 self.on_late(step)
             case _:

@@ -29,6 +29,7 @@ class WorkerRanks(Ranks):
             for bucket in self._worker.buckets:
                 settle(bucket, self.size)
             self.rank, self.size = present.place, len(present.ranks)
+            self.weights = ()  # those were of other ranks; `comm.share` plans new ones
             for bucket in self._worker.buckets:
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
         lost, back = before.without(present), present.without(before)
