@@ -270,6 +270,11 @@ class Present(NamedTuple):
         return Present(rank, tuple(range(size)), (0,) * size)
 
     @property
+    def may_change(self) -> bool:
+        """True if ranks may be lost or come, also while this one is alone."""
+        return any(self.lives)
+
+    @property
     def life(self) -> int:
         """This rank's incarnation; a new one after it was declared lost."""
         return self.lives[self.place]
