@@ -31,7 +31,15 @@ def nodes(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     mark, started = Marked(), list[Any]()
 
     def start(at: str, ranks: int = 2, restarts: int = 0) -> Any:
-        words = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--monitor-interval", "0.2"]
+        words = [
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            "--max-restarts",
+            str(restarts),
+            "--monitor-interval",
+            "0.2",
+        ]
         command = [sys.executable, "-m", "torch.distributed.run", *words, str(SCRIPT), at, str(tmp_path), RECIPE]
         log = (tmp_path / f"log{len(started)}").open("w")
         started.append(subprocess.Popen(command, env=os.environ | mark.label, stdout=log, stderr=log))

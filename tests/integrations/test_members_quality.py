@@ -84,4 +84,6 @@ def test_members_that_come_and_go_learn_as_much_as_a_fixed_world() -> None:
 
 if __name__ == "__main__":
     for way in (False, True):
-        print("2, 4, 1" if way else "fixed", [round(train(seed, way), 4) for seed in range(int(sys.argv[1]))], flush=True)
+        print(
+            "2, 4, 1" if way else "fixed", [round(train(seed, way), 4) for seed in range(int(sys.argv[1]))], flush=True
+        )

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gossamer.codecs.warm import warm
 from gossamer.core.constraints import Constraint
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.liveness.heartbeat import Patience
@@ -111,6 +112,7 @@ def attach(
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
         refuse_members(group, Recipe.of(recipe), nodes, weight)
+        warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
 
     def check_arguments(hosts: list[str]) -> Plan:

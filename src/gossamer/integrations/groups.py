@@ -57,9 +57,7 @@ def between_nodes(
     return recipe if nodes is None else in_two_levels(recipe, ranks_per_node(nodes, hosts, size, group))
 
 
-def ranks_per_node(
-    nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | Members | None"
-) -> int:
+def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | Members | None") -> int:
     """Return the number of ranks per node, from a number of nodes, the host names, the members, or the rows of a mesh."""
     if isinstance(group, Members):
         return group.node.size

@@ -35,7 +35,11 @@ class Launch(NamedTuple):
         rank, world = (None, None) if by_torchrun else (_number("RANK"), _number("WORLD_SIZE"))
         most = world if most is None else most
         if most is None:
-            wanted = "give members(most=)" if by_torchrun else f"give members(most=), or set WORLD_SIZE, for instance {_EXAMPLE}"
+            wanted = (
+                "give members(most=)"
+                if by_torchrun
+                else f"give members(most=), or set WORLD_SIZE, for instance {_EXAMPLE}"
+            )
             raise AttachError(f"members() does not know how many can take part: {wanted}")
         least = most if least is None else least
         if not 0 < most <= MANY:
@@ -74,7 +78,9 @@ def _address(store: str | None) -> tuple[str, int]:
         return os.environ.get("MASTER_ADDR") or "127.0.0.1", port
     host, _, port = store.rpartition(":")
     if not host or not _is_number(port):
-        raise AttachError(f"members(store={store!r}): give the store's address as 'host:port', such as '10.0.0.1:29500'")
+        raise AttachError(
+            f"members(store={store!r}): give the store's address as 'host:port', such as '10.0.0.1:29500'"
+        )
     return host.strip("[]"), int(port)
 
 

@@ -163,7 +163,9 @@ class Members:
             return
         beside = self.seats.beside(self.rank)
         moving = self.seats.moving(beside)
-        if not any(r in beside and beat.has_left for r, beat in self.beats().items()):  # else it comes back, as this rank does
+        if not any(
+            r in beside and beat.has_left for r, beat in self.beats().items()
+        ):  # else it comes back, as this rank does
             self._refuse_alone(moving)
         self.enter(self._deadline)  # this process was stopped for so long that the others took it for dead
 
@@ -257,7 +259,9 @@ class Members:
         A broken connection may not show it, and a collective that this rank joins too late would never end.
         """
         now, epoch = time.monotonic(), self.epoch
-        heard = {r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()}
+        heard = {
+            r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()
+        }
         if any(now - heard[r][1] > self.silence for r in epoch.ranks if r in heard):
             self._call(epoch.number)
             if self.wake is not None and epoch is self.epoch:
@@ -278,9 +282,7 @@ class Members:
         if len(came) >= least:
             return f"{waited} and could not join the members: check that the store answers fast enough"
         if least < self.seats.terms.most:
-            return (
-                f"{waited}, and {len(came)} of at least {least} {what} came: {there}. Start more of them, or all with a smaller least="
-            )
+            return f"{waited}, and {len(came)} of at least {least} {what} came: {there}. Start more of them, or all with a smaller least="
         away = [r for r in range(least) if r not in came]
         return (
             f"{waited}, and no rank trains: {named(away)} of {least} {'has' if len(away) == 1 else 'have'} not started; there are {there}. "

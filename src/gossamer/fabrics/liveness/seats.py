@@ -33,7 +33,11 @@ class Terms(NamedTuple):
         """Raise an error that says how members who are there were started."""
         said = {"most": "most=", "least": "least=", "per_node": "ranks on each node: ", "version": "gossamer "}
         mine, theirs = self._asdict(), others._asdict()
-        differing = [f"{words}{theirs[key]} there and {mine[key]} here" for key, words in said.items() if mine[key] != theirs[key]]
+        differing = [
+            f"{words}{theirs[key]} there and {mine[key]} here"
+            for key, words in said.items()
+            if mine[key] != theirs[key]
+        ]
         raise AttachError(
             f"this process cannot join the members that train: {'; '.join(differing)}. Start all of them alike, or give this run a "
             "store of its own"

@@ -42,7 +42,9 @@ def members(
     A member that dies is left out at once; one that is cut off or frozen, after `silence` seconds.
     """
     if not silence > 0:
-        raise AttachError(f"members(silence={silence!r}): give the seconds without a sign of life after which a member is lost")
+        raise AttachError(
+            f"members(silence={silence!r}): give the seconds without a sign of life after which a member is lost"
+        )
     launch = Launch.read(least, most, store)
     if launch.starts_store and not _answers(launch.host, launch.port):
         command = [sys.executable, "-m", "gossamer.fabrics.liveness.store_server", str(launch.port)]
