@@ -22,6 +22,8 @@ from gossamer.fabrics.liveness.store import SharedStore, may_wait, why_silent
 
 FUTILE = 3  # regroups a minute with the same members; after that, the failure is not a lost rank, and is raised
 
+LEAVING = 2.0  # seconds after which one who has left is missed: those who end together have ended by then
+
 
 class Generation(NamedTuple):
     """The members from one regroup to the next, and the incarnation of each (how often its process has started).
@@ -107,10 +109,14 @@ class Members:
     # -- join and leave ------------------------------------------------------------------------------------------------
     def enter(self, deadline: float) -> None:
         """Join the members: start together with the first, or join those that train. Waits at most `deadline` seconds."""
+        self._works = False
+        self._enter(deadline, self._claim)
+
+    def _enter(self, deadline: float, claim_seat: Callable[[], Claim]) -> None:
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
         try:
-            claim = self.node.agreed(self._claim, until)
+            claim = self.node.agreed(claim_seat, until)
             self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
             self._beat(0)
             self._over = threading.Event()
@@ -131,8 +137,10 @@ class Members:
 
     def _claim(self) -> Claim:
         self.seats.prepare()
-        if not self.life:
-            return self.seats.take(self._wish, lambda: self.latest().living, self.silence)
+        return self.seats.take(self._wish, lambda: self.latest().living, self.silence)
+
+    def _claim_again(self) -> Claim:
+        """Take the seat that this process had before the others took it for dead."""
         try:
             return self.seats.take(self.rank // self.node.size, lambda: self.latest().living, self.silence)
         except AttachError:
@@ -254,7 +262,7 @@ class Members:
                 return
 
     def _watch(self, before: dict[int, tuple[Beat, float]]) -> dict[int, tuple[Beat, float]]:
-        """Make all members regroup if one has had no heartbeat for `silence` seconds; returns the last heartbeats seen.
+        """Make all members regroup if one has had no heartbeat for `silence` seconds, or has left; returns the last heartbeats.
 
         A broken connection may not show it, and a collective that this rank joins too late would never end.
         """
@@ -262,7 +270,8 @@ class Members:
         heard = {
             r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()
         }
-        if any(now - heard[r][1] > self.silence for r in epoch.ranks if r in heard):
+        patience = {r: LEAVING if beat.has_left else self.silence for r, (beat, _) in heard.items()}
+        if any(now - heard[r][1] > patience[r] for r in epoch.ranks if r in heard):
             self._call(epoch.number)
             if self.wake is not None and epoch is self.epoch:
                 self.wake()
