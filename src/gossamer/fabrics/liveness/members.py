@@ -21,12 +21,11 @@ from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, Claim, Seats
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, why_silent
 
 FUTILE = 3  # regroups a minute with the same members; after that, the failure is not a lost rank, and is raised
-
 LEAVING = 2.0  # seconds after which one who has left is missed: those who end together have ended by then
 
 
 class Generation(NamedTuple):
-    """The members from one regroup to the next, and the incarnation of each (how often its process has started).
+    """The members from one regroup to the next, and the incarnation of each: a number that no other start has.
 
     `began` is the number of the generation in which training started.
     """
@@ -170,12 +169,10 @@ class Members:
             self.epoch = latest
             return
         beside = self.seats.beside(self.rank)
-        moving = self.seats.moving(beside)
-        if not any(
-            r in beside and beat.has_left for r, beat in self.beats().items()
-        ):  # else it comes back, as this rank does
-            self._refuse_alone(moving)
-        self.enter(self._deadline)  # this process was stopped for so long that the others took it for dead
+        returns = any(rank in beside and beat.has_left for rank, beat in self.beats().items())
+        if self.node.size > 1 and not returns:  # else another rank of this node comes back already
+            self._refuse_alone(self.seats.moving(beside))
+        self._enter(self._deadline, self._claim_again)  # stopped for so long that the others took this process for dead
 
     def leave(self) -> None:
         """Stop the heartbeat, and write to the store that this rank has left."""
