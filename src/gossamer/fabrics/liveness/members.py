@@ -124,11 +124,13 @@ class Members:
             self._heart.start()
             if self._works:
                 self.at_work()
+            heard = time.monotonic()  # time of the last sign of those who train
             while not self._is_in(latest := self.latest()):
-                moving = self.seats.moving(range(self.size))
-                if time.monotonic() > until:
+                moving, now = self.seats.moving(range(self.size)), time.monotonic()
+                if now > until:
                     raise PeerError(self._missing(latest, moving))
-                self._ask_in(latest, moving)
+                heard = now if _working(latest, moving) else heard
+                self._ask_in(latest, moving, now - heard > self.silence)
         except RuntimeError as error:
             self.leave()
             raise self._gone(error) from None
@@ -185,14 +187,23 @@ class Members:
             with suppress(RuntimeError):  # the store may be gone
                 self.seats.beat(self.life, self.node.local, LEFT)
 
-    def _ask_in(self, latest: Generation, moving: Mapping[int, int]) -> None:
+    def _ask_in(self, latest: Generation, moving: Mapping[int, int], silent: bool) -> None:
+        """Join those who train, once all of them are at work; or start, if there are none and enough have come.
+
+        Members that only stood still for a moment must not find that others have started without them.
+        """
         if moving.get(self.rank) != self.life:
             return
-        working = {r: life for r, life in latest.living.items() if moving.get(r) == life}
-        if not working and len(moving) >= self.seats.terms.least * self.node.size:
+        if working := _working(latest, moving):
+            if self.store.are_there([self._works_key(r, life) for r, life in working.items()]):
+                self._propose(latest, moving, latest.began)
+        elif len(moving) >= self.seats.terms.least * self.node.size and (silent or self._are_gone(latest)):
             self._propose(latest, moving, latest.number + 1)
-        elif working and self.store.are_there([self._works_key(r, life) for r, life in working.items()]):
-            self._propose(latest, moving, latest.began)
+
+    def _are_gone(self, latest: Generation) -> bool:
+        """True if all of a generation have left, or their seats have been given to others."""
+        beats = self.beats()
+        return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
     def _leave_out(self, failure: Exception) -> None:
         moving = self.seats.moving(self.epoch.ranks)
@@ -302,3 +313,8 @@ class Members:
             f"rank {self.rank}: the store that holds the list of members does not answer: "
             f"{why_silent(self.store.raw, 'the process that hosts it')}. Ranks cannot find one another without it"
         )
+
+
+def _working(latest: Generation, moving: Mapping[int, int]) -> dict[int, int]:
+    """The members of a generation that have a heartbeat, and the life of each."""
+    return {rank: life for rank, life in latest.living.items() if moving.get(rank) == life}

@@ -133,7 +133,7 @@ class Seats:
                     f"RANK is {wish}, and {held[wish]} is that rank and lives: give each process a RANK of its own, or leave RANK "
                     "out, and the store gives each a seat"
                 )
-            if not free and time.monotonic() - began > silence + LOOK:
+            if not free and time.monotonic() - began > silence + 3 * LOOK:
                 raise AttachError(
                     f"all {self.terms.most} seats are taken by members that live: end one of them, or start all with a larger most="
                 )
@@ -158,9 +158,8 @@ class Seats:
         still = [s for s in doubtful if s * first not in moving]
         for rank, beat in self.beats().items():
             heard[rank] = heard[rank] if rank in heard and heard[rank][0] == beat else (beat, now)
-        nobody = not any(moving.get(rank) == life for rank, life in living.items())
         silent = {s for s in still if now - heard[s * first][1] > silence}
-        dead = still if wish is not None or nobody else [s for s in still if s in lost or s in silent]
+        dead = still if wish is not None else [s for s in still if s in lost or s in silent]
         return sorted({*over, *dead})
 
     # -- who is there ------------------------------------------------------------------------------------------------------
