@@ -17,7 +17,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.fabrics.liveness.heartbeat import ranks as named
 from gossamer.fabrics.liveness.node import NodeRanks
-from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, Claim, Seats, Terms
+from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, SeatClaim, Seats, Terms
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, why_silent
 
 FUTILE = 3  # regroups a minute with the same members; after that, the failure is not a lost rank, and is raised
@@ -111,7 +111,7 @@ class Members:
         self._works = False
         self._enter(deadline, self._claim)
 
-    def _enter(self, deadline: float, claim_seat: Callable[[], Claim]) -> None:
+    def _enter(self, deadline: float, claim_seat: Callable[[], SeatClaim]) -> None:
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
         try:
@@ -136,11 +136,11 @@ class Members:
             raise self._gone(error) from None
         self.epoch, self.joins = latest, latest.began < latest.number
 
-    def _claim(self) -> Claim:
+    def _claim(self) -> SeatClaim:
         self.seats.prepare()
         return self.seats.take(self._wish, lambda: self.latest().living, self.silence)
 
-    def _claim_again(self) -> Claim:
+    def _claim_again(self) -> SeatClaim:
         """Take the seat that this process had before the others took it for dead."""
         try:
             return self.seats.take(self.rank // self.node.size, lambda: self.latest().living, self.silence)

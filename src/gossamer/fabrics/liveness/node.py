@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import GossamerError, PeerError
-from gossamer.fabrics.liveness.seats import Claim
+from gossamer.fabrics.liveness.seats import SeatClaim
 from gossamer.fabrics.liveness.store import SharedStore, default_store, poll
 
 
@@ -33,7 +33,7 @@ class NodeRanks:
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return NodeRanks(local, size, SharedStore(PrefixStore(f"gossamer/node/{attempt}", raw), local, size))
 
-    def agreed(self, take: Callable[[], Claim], until: float) -> Claim:
+    def agreed(self, take: Callable[[], SeatClaim], until: float) -> SeatClaim:
         """The seat that the node's first rank takes; all ranks of the node call this equally often."""
         if self._store is None:
             return take()
@@ -48,7 +48,7 @@ class NodeRanks:
         self._store.raise_flag(key, json.dumps([*claim]))
         return claim
 
-    def _heard(self, key: str, until: float) -> Claim:
+    def _heard(self, key: str, until: float) -> SeatClaim:
         store = self._store
         assert store is not None
         if not poll(lambda: store.flag_is_up(key), until - time.monotonic(), threading.Event()):
@@ -63,7 +63,7 @@ class NodeRanks:
             raise store.malformed(key, text) from None
         match said:
             case [int() as seat, int() as life]:
-                return Claim(seat, life)
+                return SeatClaim(seat, life)
             case {"refused": str() as why}:
                 raise PeerError(f"the first rank of this node cannot join: {why}")
             case _:

@@ -76,7 +76,7 @@ class Holder(NamedTuple):
         return Holder(int(fields[0]), text)
 
 
-class Claim(NamedTuple):
+class SeatClaim(NamedTuple):
     """A seat, and the life of the process or node that has taken it."""
 
     seat: int
@@ -115,7 +115,7 @@ class Seats:
         for seat in range(self.terms.most):
             self._store.swap(f"seat/{seat}", "", FREE)
 
-    def take(self, wish: int | None, living: Callable[[], Mapping[int, int]], silence: float) -> Claim:
+    def take(self, wish: int | None, living: Callable[[], Mapping[int, int]], silence: float) -> SeatClaim:
         """Take the seat `wish`, or the first that is free or whose member is dead; `living` are the ranks of the generation."""
         life, began, heard = self._store.raw.add("lives", 1), time.monotonic(), dict[int, tuple[Beat, float]]()
         for local in range(self.terms.per_node):  # before the seat is taken: who reads the seat finds them
@@ -127,7 +127,7 @@ class Seats:
                 free = self._free(held, wish, living(), heard, silence)
             for seat in free:
                 if self._store.swap(f"seat/{seat}", held[seat].text, mine) == mine:
-                    return Claim(seat, life)
+                    return SeatClaim(seat, life)
             if not free and wish is not None:
                 raise AttachError(
                     f"RANK is {wish}, and {held[wish]} is that rank and lives: give each process a RANK of its own, or leave RANK "
