@@ -14,7 +14,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignor
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.fabrics.liveness import members, seats, store_server
-from gossamer.fabrics.liveness.launch import Launch
+from gossamer.fabrics.liveness.launch import MemberLaunch
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.node import NodeRanks
 from gossamer.fabrics.liveness.seats import Seats, Terms
@@ -298,13 +298,13 @@ def test_what_makes_no_sense_is_said_at_once(
 def test_what_is_given_and_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CLEAN:
         monkeypatch.delenv(name, raising=False)
-    launch = Launch.read(2, 16, "[::1]:29500")
+    launch = MemberLaunch.read(2, 16, "[::1]:29500")
     assert (launch.seat, launch.least, launch.most, launch.host, launch.port) == (None, 2, 16, "::1", 29500)
-    assert Launch.read(2, 16, AT).starts_store
-    assert not Launch.read(2, 16, "192.0.2.1:29500").starts_store  # an address that no machine has
+    assert MemberLaunch.read(2, 16, AT).starts_store
+    assert not MemberLaunch.read(2, 16, "192.0.2.1:29500").starts_store  # an address that no machine has
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)
-    launch = Launch.read(None, None, None)
+    launch = MemberLaunch.read(None, None, None)
     assert (launch.seat, launch.least, launch.most, launch.host) == (0, 4, 4, "192.0.2.1")
     assert launch.starts_store
 

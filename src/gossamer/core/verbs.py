@@ -256,13 +256,15 @@ class Regroup:
 class Present(NamedTuple):
     """The ranks that are present: this rank's index among them, their numbers, and the incarnation of each.
 
-    `joins` is true if this rank joined while others were training.
+    `joins` is true if this rank joined while others were training. `weights` are those that they were attached with, if these
+    differ.
     """
 
     place: int
     ranks: tuple[int, ...]
     lives: tuple[int, ...]
     joins: bool = False
+    weights: tuple[float, ...] = ()
 
     @staticmethod
     def all_of(rank: int, size: int) -> "Present":

@@ -37,7 +37,7 @@ from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.weights import agree_on_weights, check_weight
+from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
 
 MemoryPool = Literal["average", "broadcast", "local"]
@@ -111,7 +111,9 @@ def attach(
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
-        refuse_members(group, Recipe.of(recipe), nodes, weight)
+        refuse_members(group, Recipe.of(recipe), nodes)
+        check_weight(weight)
+        group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
 
@@ -158,6 +160,8 @@ def attach(
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
         if comes:
             worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
+            if worker.ranks.weights:
+                refuse_weights(worker)
             fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
             meter.restart()
         if fabric.members is not None:

@@ -29,7 +29,9 @@ class WorkerRanks(Ranks):
             for bucket in self._worker.buckets:
                 settle(bucket, self.size)
             self.rank, self.size = present.place, len(present.ranks)
-            self.weights = ()  # those were of other ranks; `comm.share` plans new ones
+            self.weights = _around_one(
+                present.weights
+            )  # the last ones were of other ranks; `comm.share` plans new ones
             for bucket in self._worker.buckets:
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
         lost, back = before.without(present), present.without(before)
@@ -38,3 +40,9 @@ class WorkerRanks(Ranks):
 
     def context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))
+
+
+def _around_one(weights: Sequence[float]) -> Sequence[float]:
+    """The weights, 1 on average; empty where all are equal."""
+    total = sum(weights)
+    return [len(weights) * weight / total for weight in weights] if len({*weights}) > 1 else ()

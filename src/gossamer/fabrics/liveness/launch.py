@@ -11,7 +11,7 @@ from gossamer.fabrics.liveness.seats import MANY
 _EXAMPLE = "WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 python train.py"
 
 
-class Launch(NamedTuple):
+class MemberLaunch(NamedTuple):
     """What `members()` was given, and what it has read from the environment."""
 
     seat: int | None
@@ -27,7 +27,7 @@ class Launch(NamedTuple):
         return self.node.local == 0 and (self.seat == 0 or (self.seat is None and _is_here(self.host)))
 
     @staticmethod
-    def read(least: int | None, most: int | None, store: str | None) -> "Launch":
+    def read(least: int | None, most: int | None, store: str | None) -> "MemberLaunch":
         by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         if by_torchrun:
             _refuse_torchrun_of_all(store)
@@ -54,7 +54,7 @@ class Launch(NamedTuple):
                 f"RANK is {rank} and there are {most} seats: set RANK to a number from 0 to {most - 1}, or leave it out, and the store "
                 "gives this process a seat"
             )
-        return Launch(rank, least, most, host, port, NodeRanks.of_torchrun() if by_torchrun else NodeRanks())
+        return MemberLaunch(rank, least, most, host, port, NodeRanks.of_torchrun() if by_torchrun else NodeRanks())
 
 
 def _refuse_torchrun_of_all(store: str | None) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
@@ -80,6 +81,7 @@ class Members:
         self.store = SharedStore(store, self.rank, size).under("gossamer/members")
         per_node = self.node.size
         self.seats = Seats(self.store, Terms((least or size) // per_node, size // per_node, per_node))
+        self.weight, self.weights = 1.0, tuple[float, ...]()  # of this rank; of those present, if they differ
         self.joins = False  # True if other ranks were training when this process entered
         self.lost: str | None = None  # why the store cannot be reached any more
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
@@ -118,6 +120,7 @@ class Members:
             claim = self.node.agreed(claim_seat, until)
             self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
             self._beat(0)
+            self.store.raise_flag(self._key("weight", self.rank, self.life), repr(float(self.weight)))
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
             may_wait(self._heart, self.store.raw)
@@ -134,7 +137,8 @@ class Members:
         except RuntimeError as error:
             self.leave()
             raise self._gone(error) from None
-        self.epoch, self.joins = latest, latest.began < latest.number
+        self.joins = latest.began < latest.number
+        self._take_up(latest)
 
     def _claim(self) -> SeatClaim:
         self.seats.prepare()
@@ -153,7 +157,7 @@ class Members:
     def at_work(self) -> None:
         """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who is still attaching."""
         self._works = True
-        self.store.raise_flag(self._works_key(self.rank, self.life), "")
+        self.store.raise_flag(self._key("works", self.rank, self.life), "")
 
     def regroup(self, failure: Exception) -> None:
         """Agree on the next generation after a failure: without ranks that have no heartbeat, with ranks that have come.
@@ -168,13 +172,23 @@ class Members:
         except RuntimeError as error:
             raise error if error is failure else self._gone(error) from None
         if self._is_in(latest):
-            self.epoch = latest
+            self._take_up(latest)
             return
         beside = self.seats.beside(self.rank)
         returns = any(rank in beside and beat.has_left for rank, beat in self.beats().items())
         if self.node.size > 1 and not returns:  # else another rank of this node comes back already
             self._refuse_alone(self.seats.moving(beside))
         self._enter(self._deadline, self._claim_again)  # stopped for so long that the others took this process for dead
+
+    def _take_up(self, epoch: Generation) -> None:
+        keys = [self._key("weight", rank, life) for rank, life in epoch.living.items()]
+        try:
+            weights = tuple(
+                _weight(self.store, key, text) for key, text in zip(keys, self.store.read(keys), strict=True)
+            )
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        self.epoch, self.weights = epoch, weights if len({*weights}) > 1 else ()
 
     def leave(self) -> None:
         """Stop the heartbeat, and write to the store that this rank has left."""
@@ -195,7 +209,7 @@ class Members:
         if moving.get(self.rank) != self.life:
             return
         if working := _working(latest, moving):
-            if self.store.are_there([self._works_key(r, life) for r, life in working.items()]):
+            if self.store.are_there([self._key("works", r, life) for r, life in working.items()]):
                 self._propose(latest, moving, latest.began)
         elif len(moving) >= self.seats.terms.least * self.node.size and (silent or self._are_gone(latest)):
             self._propose(latest, moving, latest.number + 1)
@@ -250,8 +264,8 @@ class Members:
         """The last heartbeat of each rank."""
         return self.seats.beats()
 
-    def _works_key(self, rank: int, life: int) -> str:
-        return f"works/{life}/{rank % self.node.size}"
+    def _key(self, word: str, rank: int, life: int) -> str:
+        return f"{word}/{life}/{rank % self.node.size}"
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
     def _beat(self, count: int) -> None:
@@ -318,3 +332,13 @@ class Members:
 def _working(latest: Generation, moving: Mapping[int, int]) -> dict[int, int]:
     """The members of a generation that have a heartbeat, and the life of each."""
     return {rank: life for rank, life in latest.living.items() if moving.get(rank) == life}
+
+
+def _weight(store: SharedStore, key: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        raise store.malformed(key, text) from None
+    if not 0 <= weight < inf:
+        raise store.malformed(key, text)
+    return weight

@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError, PeerError
-from gossamer.fabrics.liveness.launch import Launch
+from gossamer.fabrics.liveness.launch import MemberLaunch
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.seats import Beat, Seats, Terms
 from gossamer.fabrics.liveness.store import SharedStore, poll
@@ -45,7 +45,7 @@ def members(
         raise AttachError(
             f"members(silence={silence!r}): give the seconds without a sign of life after which a member is lost"
         )
-    launch = Launch.read(least, most, store)
+    launch = MemberLaunch.read(least, most, store)
     if launch.starts_store and not _answers(launch.host, launch.port):
         command = [sys.executable, "-m", "gossamer.fabrics.liveness.store_server", str(launch.port)]
         quiet = subprocess.DEVNULL
@@ -54,7 +54,7 @@ def members(
     return Members(_connect(launch), launch.seat, launch.most * ranks, silence, launch.least * ranks, launch.node)
 
 
-def _connect(launch: Launch) -> TCPStore:
+def _connect(launch: MemberLaunch) -> TCPStore:
     host, port = launch.host, launch.port
     if not poll(lambda: _answers(host, port), CONNECT, threading.Event()):
         raise PeerError(

@@ -111,7 +111,7 @@ class TorchFabric:
         if self._members is None:
             return Present.all_of(self.rank, self.size)
         members = self._members
-        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins)
+        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins, members.weights)
 
     @property
     def group(self) -> Crowd:

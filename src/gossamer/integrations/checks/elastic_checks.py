@@ -17,7 +17,7 @@ from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
 
 
-def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float) -> None:
+def refuse_members(group: Members, recipe: Recipe, nodes: object) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
     if not isinstance(recipe.schedule, Elastic):
         raise AttachError(
@@ -33,11 +33,6 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float)
         raise AttachError(
             "nodes='members' and members of one rank each: leave nodes out, or start each node by a torchrun of its own, with "
             "--nproc-per-node"
-        )
-    if weight != 1.0:
-        raise AttachError(
-            f"members() with weight={weight:g}: a weight is a share of all ranks, and some may be lost; leave weight out, and "
-            "ranks count by their steps"
         )
 
 
