@@ -29,11 +29,10 @@ class WorkerRanks(Ranks):
             for bucket in self._worker.buckets:
                 settle(bucket, self.size)
             self.rank, self.size = present.place, len(present.ranks)
-            self.weights = _around_one(
-                present.weights
-            )  # the last ones were of other ranks; `comm.share` plans new ones
             for bucket in self._worker.buckets:
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
+        if before != present:  # the last weights were of other ranks; `comm.share` plans new ones
+            self.weights = _around_one(present.weights)
         lost, back = before.without(present), present.without(before)
         if lost or back:
             self._worker.record.tell(Presence(self._worker.step, self.number, [*lost], [*back]))
