@@ -220,6 +220,22 @@ def test_who_was_frozen_and_kept_its_seat_comes_back(crowd: Crowd) -> None:
     assert first.epoch == second.epoch
 
 
+def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:
+    first, second = crowd.start(2)
+    assert first.weights == ()
+    third = crowd.member()
+    third.weight = 2.5
+    join(crowd, [first, second], third)
+    assert first.weights == second.weights == third.weights == (1.0, 1.0, 2.5)
+    second.leave()
+    for each in (first, third):
+        each.regroup(RuntimeError("its connection broke"))
+        assert each.weights == (1.0, 2.5)
+    third.leave()
+    first.regroup(RuntimeError("its connection broke"))
+    assert first.weights == ()
+
+
 # -- nodes -----------------------------------------------------------------------------------------------------------------
 
 

@@ -109,9 +109,10 @@ class Seats:
         mine = json.dumps(self.terms._asdict())
         while (held := self._store.swap("terms", "", mine)) != mine:
             theirs = Terms.read(self._store, held)
-            if Seats(self._store, theirs).moving([]):
+            if not Seats(self._store, theirs).moving([]):
+                self._store.swap("terms", held, mine)  # those of a run that is over
+            elif self._store.read(["terms"]) == [held]:  # else those who move have just begun the next run
                 self.terms.refuse(theirs)
-            self._store.swap("terms", held, mine)  # those of a run that is over
         for seat in range(self.terms.most):
             self._store.swap(f"seat/{seat}", "", FREE)
 
