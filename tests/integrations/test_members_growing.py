@@ -84,7 +84,7 @@ def learners() -> Iterator[Callable[..., Learners]]:
 
 def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learners]) -> None:
     store = hold()
-    crew, everybody = learners(2, store.port, "decoupled_diloco(4)", 5.0), Members(store, None, MOST)
+    crew, everybody = learners(2, store.port, "decoupled_diloco(4)", 3.0), Members(store, None, MOST)
 
     def see(ranks: tuple[int, ...], count: int) -> None:
         keys = [f"sees/{rank}/{count}" for rank in ranks]
@@ -122,7 +122,7 @@ def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learner
 
 def test_shares_follow_who_is_there(learners: Callable[..., Learners]) -> None:
     store = hold()
-    crew, everybody = learners(2, store.port, "quorum_rounds(4)", 5.0), Members(store, None, MOST)
+    crew, everybody = learners(2, store.port, "decoupled_diloco(4)", 3.0), Members(store, None, MOST)
     for number in (10, 11):
         crew.start(number, dies="shares")
     seats = {crew.hear(number)[0]: number for number in (10, 11)}
@@ -144,7 +144,7 @@ def test_shares_follow_who_is_there(learners: Callable[..., Learners]) -> None:
 
 def test_who_comes_with_another_recipe_is_refused_and_the_others_go_on(learners: Callable[..., Learners]) -> None:
     store = hold()
-    crew, everybody = learners(1, store.port, "decoupled_diloco(4)", 5.0), Members(store, None, MOST)
+    crew, everybody = learners(1, store.port, "decoupled_diloco(4)", 3.0), Members(store, None, MOST)
     crew.start(10)
     assert crew.hear(10)[0] == 0
     crew.recipe = "decoupled_diloco(8)"
