@@ -41,8 +41,8 @@ def nodes(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             "0.2",
         ]
         command = [sys.executable, "-m", "torch.distributed.run", *words, str(SCRIPT), at, str(tmp_path), RECIPE]
-        log = (tmp_path / f"log{len(started)}").open("w")
-        started.append(subprocess.Popen(command, env=os.environ | mark.label, stdout=log, stderr=log))
+        with (tmp_path / f"log{len(started)}").open("w") as log:
+            started.append(subprocess.Popen(command, env=os.environ | mark.label, stdout=log, stderr=log))
         return started[-1]
 
     yield start
