@@ -81,8 +81,9 @@ def test_a_node_is_killed_and_comes_back_and_the_other_goes_on(nodes: Callable[.
 def test_nodes_are_named_by_their_members_and_by_nothing_else() -> None:
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
-    for nodes, told in (("members", "members of one rank each: leave nodes out"), (2, "the number of nodes changes")):
+    for given, told in (("members", "members of one rank each: leave nodes out"), (2, "the number of nodes changes")):
+        where: Any = given
         with pytest.raises(AttachError, match=told):
-            gossamer.attach(model, optimizer, "decoupled_diloco(4)", Members(HashStore(), 0, 2), nodes=nodes)
+            gossamer.attach(model, optimizer, "decoupled_diloco(4)", Members(HashStore(), 0, 2), nodes=where)
     with pytest.raises(AttachError, match=r"nodes='members' is for gossamer\.members\(\)"):
         gossamer.attach(model, optimizer, "qsgd", nodes="members")

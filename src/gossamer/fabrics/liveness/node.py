@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
 
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.fabrics.liveness.seats import SeatClaim
@@ -29,7 +30,7 @@ class NodeRanks:
         local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         if size == 1:
             return NodeRanks()
-        raw = default_store() if dist.is_initialized() else next(dist.rendezvous("env://"))[0]
+        raw = default_store() if dist.is_initialized() else next(rendezvous("env://"))[0]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         return NodeRanks(local, size, SharedStore(PrefixStore(f"gossamer/node/{attempt}", raw), local, size))
 

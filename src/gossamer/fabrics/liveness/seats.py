@@ -48,10 +48,11 @@ class Terms(NamedTuple):
         try:
             said: Any = json.loads(text)
             found = Terms(**said)
-            fits = all(isinstance(n, int) and 0 < n <= MANY for n in (found.least, found.most, found.per_node))
-        except (ValueError, TypeError, RecursionError):
+            numbers = said["least"], said["most"], said["per_node"]
+            fits = all(isinstance(n, int) and 0 < n <= MANY for n in numbers) and isinstance(said["version"], str)
+        except (ValueError, TypeError, KeyError, RecursionError):
             raise store.malformed("terms", text) from None
-        if not (fits and isinstance(found.version, str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not fits:
             raise store.malformed("terms", text)
         return found
 
@@ -87,11 +88,11 @@ class Beat(NamedTuple):
     """A rank's last heartbeat. Only changes of it count: machines' clocks are never compared."""
 
     life: int
-    count: str
+    said: str  # how many it has written, or that it has left
 
     @property
     def has_left(self) -> bool:
-        return self.count == LEFT
+        return self.said == LEFT
 
 
 @final
