@@ -327,7 +327,11 @@ def test_what_is_given_and_what_the_environment_says(monkeypatch: pytest.MonkeyP
 
 def test_where_no_store_answers_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_server, "CONNECT", 0.1)
-    monkeypatch.setattr(store_server, "_answers", lambda *_: False)
+
+    def nobody(host: str, port: int) -> bool:
+        return False
+
+    monkeypatch.setattr(store_server, "_answers", nobody)
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(PeerError, match=r"no store answers at 127\.0\.0\.1:29500 after 0\.1 seconds: it is started by"):
         gossamer.members(most=2, store=AT)

@@ -1,20 +1,24 @@
 """More members than at the start, and fewer: seats given by the store, and clocks that tell other times."""
 
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import torch
+from tests.gang import free_port
 from tests.integrations.test_members import Learners, hold, is_enough
 from tests.marked import wait_for
 from torch import nn
 
 import gossamer
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, PeerError
+from gossamer.fabrics.liveness import store_server
 from gossamer.fabrics.liveness.members import Members
 
 pytestmark = pytest.mark.gang
@@ -45,7 +49,7 @@ def learn_by_seat(number: int, least: int, port: int, recipe: str, silence: floa
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
-            pipe.send((comm.rank, comm.size, comm.present, comm.step))
+            pipe.send((comm.rank, comm.size, comm.present, comm.step, [p.pid for p in store_server._started]))
             steps, shares, seen = [comm.step], list[tuple[tuple[int, ...], int]](), 0
             while comm.step < 20 or not is_enough(group):
                 if how == "shares":
@@ -59,7 +63,8 @@ def learn_by_seat(number: int, least: int, port: int, recipe: str, silence: floa
                 steps.append(comm.step)
                 if len(comm.present) != seen:
                     seen = len(comm.present)
-                    group.store.raise_flag(f"sees/{comm.rank}/{seen}", "")
+                    with suppress(RuntimeError):  # the store is gone; training tells
+                        group.store.raise_flag(f"sees/{comm.rank}/{seen}", "")
                 time.sleep(0.005)
             comm.finish()
             told = [str(w.message).partition(": ")[2] for w in caught if w.category is RuntimeWarning]
@@ -94,7 +99,7 @@ def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learner
     crew.start(11, dies="another clock")
     began = {number: crew.hear(number) for number in (10, 11)}
     assert {told[0] for told in began.values()} == {0, 1}
-    assert {told[1:] for told in began.values()} == {(MOST, (0, 1), 0)}
+    assert {told[1:4] for told in began.values()} == {(MOST, (0, 1), 0)}
     see((0, 1), 2)
     crew.start(12)
     crew.start(13, dies="another clock")
@@ -159,3 +164,21 @@ def test_who_comes_with_another_recipe_is_refused_and_the_others_go_on(learners:
     assert crew.hear(12)[:3] == (1, MOST, (0, 1))
     everybody.store.raise_flag("enough", "")
     assert crew.hear(10)[1] == crew.hear(12)[1]
+
+
+def test_where_no_store_answers_the_first_starts_one_and_without_it_all_are_told(
+    learners: Callable[..., Learners],
+) -> None:
+    crew = learners(2, free_port(), "decoupled_diloco(4)", 3.0)
+    for number in (10, 11):
+        crew.start(number)
+    began = [crew.hear(number) for number in (10, 11)]
+    assert {told[0] for told in began} == {0, 1}
+    holders = [pid for told in began for pid in told[4]]
+    assert holders
+    for pid in holders:  # of two that were started at once, one has found the port taken
+        os.kill(pid, signal.SIGKILL)
+    for number in (10, 11):
+        error = crew.hear(number)
+        assert isinstance(error, PeerError)
+        assert "the store that holds the list of members does not answer" in str(error)
