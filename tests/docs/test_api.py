@@ -48,6 +48,6 @@ def test_every_function_of_the_other_modules_is_there(page: str, module: str) ->
 
 def test_signatures_are_as_one_writes_them(page: str) -> None:
     assert "    recipe: str | Recipe,\n" in page
-    assert "    *,\n    nodes: int | Literal['hosts'] | DeviceMesh | None = None,\n" in page
+    assert "    *,\n    nodes: int | Literal['hosts', 'members'] | DeviceMesh | None = None,\n" in page
     for argument in inspect.signature(gossamer.attach).parameters:
         assert f"\n    {argument}: " in page

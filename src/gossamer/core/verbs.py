@@ -256,18 +256,25 @@ class Regroup:
 class Present(NamedTuple):
     """The ranks that are present: this rank's index among them, their numbers, and the incarnation of each.
 
-    `joins` is true if this rank joined while others were training.
+    `joins` is true if this rank joined while others were training. `weights` are those that they were attached with, if these
+    differ.
     """
 
     place: int
     ranks: tuple[int, ...]
     lives: tuple[int, ...]
     joins: bool = False
+    weights: tuple[float, ...] = ()
 
     @staticmethod
     def all_of(rank: int, size: int) -> "Present":
         """All ranks, where none may be lost."""
         return Present(rank, tuple(range(size)), (0,) * size)
+
+    @property
+    def may_change(self) -> bool:
+        """True if ranks may be lost or come, also while this one is alone."""
+        return any(self.lives)
 
     @property
     def life(self) -> int:

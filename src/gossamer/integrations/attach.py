@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from gossamer.codecs.warm import warm
 from gossamer.core.constraints import Constraint
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.liveness.heartbeat import Patience
@@ -38,7 +39,7 @@ from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.weights import agree_on_weights, check_weight
+from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
 
 MemoryPool = Literal["average", "broadcast", "local"]
@@ -77,7 +78,7 @@ def attach(
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
       `gossamer.members()`, and a recipe that can continue without a rank, ranks may die and come back.
     - `nodes`: for nodes with several ranks and one network card: the number of nodes, "hosts" to group ranks by host name,
-      or a DeviceMesh of nodes and their ranks. Ranks then average densely inside a node, and by the recipe between nodes.
+      a DeviceMesh of nodes and their ranks, or "members" where each member is a node. Ranks then average densely inside a node, and by the recipe between nodes.
     - `deadline`: seconds without an answer after which all other ranks raise an error about the missing rank.
     - `patience`: "alive" waits, after a warning, for a rank that is alive but busy with something else; "work" does not.
     - `weight`: this rank's weight in all averages, such as the number of samples in its batch or shard; only ratios between
@@ -115,7 +116,10 @@ def attach(
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
-        refuse_members(Recipe.of(recipe), nodes, weight)
+        refuse_members(group, Recipe.of(recipe), nodes)
+        check_weight(weight)
+        group.weight = weight
+        warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
     recorder, refusal = None, None
 
@@ -125,9 +129,7 @@ def attach(
         if wrapper is not None:
             refuse_options(wrapper)
             policy = buffers or _as_ddp_does(wrapper)
-        parsed = between_nodes(
-            Recipe.of(recipe), nodes, hosts, fabric.size, None if isinstance(group, Members) else group
-        )
+        parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
         plan = _plan(model, optimizer, parsed, policy, scaler, find_unused_parameters)
         holds.check(plan.params, plan.recipe)
         if refusal is not None:
@@ -166,8 +168,13 @@ def attach(
         backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
         if comes:
+            worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
+            if worker.ranks.weights:
+                refuse_weights(worker)
             fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
             meter.restart()
+        if fabric.members is not None:
+            fabric.members.at_work()
         return comm
     except BaseException:
         holds.remove()

@@ -44,7 +44,8 @@ class Communicator:
             steps.fabric,
         )
         self._steps, self._backward, self._meter = steps, backward, steps.meter
-        self._shares = list[int]()  # samples per rank, as last planned
+        self._shares = list[int]()  # samples of each rank that is present, as last planned
+        self._shared_among = self.worker.ranks.present  # the ranks of that plan
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
@@ -71,12 +72,15 @@ class Communicator:
 
     @property
     def rank(self) -> int:
-        """Rank of this process in its group, from 0."""
+        """Rank of this process in its group, from 0; under `members()` its seat. It stays as long as the process."""
         return self.fabric.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks that train together; 1 without a process group."""
+        """Number of ranks that train together; 1 without a process group.
+
+        Under `members()` the number of seats, however many are taken: `len(comm.present)` is that of ranks at work.
+        """
         return self.fabric.size
 
     @property
@@ -86,7 +90,7 @@ class Communicator:
 
     @property
     def present(self) -> tuple[int, ...]:
-        """Ranks that take part now; under `members()` ranks may be lost and come back."""
+        """Ranks that take part now, in order; under `members()` ranks may be lost, and may come."""
         return self.worker.ranks.present.ranks
 
     @property
@@ -159,10 +163,13 @@ class Communicator:
         all samples in one batch. `most` is the largest share that fits into this rank's memory. Let ranks draw from one
         pool of data, or from shards in proportion to their shares: `gossamer.data.Order` cuts its batches by them.
 
+        Under `members()` all plan anew after ranks were lost or have come.
+
         Checkpoints do not store the share: store it yourself, and resume with `attach(..., weight=share)`.
         """
+        self._follow_present()
         if self.size > 1 and seconds is None:
-            mine = self._shares[self.rank] if self._shares else 1
+            mine = self._shares[self.worker.rank] if self._shares else 1
             if not self._watch.stop(self.exposed_seconds, self.step, mine) and sum(self._shares) == samples:
                 self._watch.start(self.exposed_seconds, self.step)
                 return mine
@@ -172,9 +179,22 @@ class Communicator:
         return mine
 
     def _plan(self, samples: int, seconds: float, most: int | None) -> int:
-        program = share_out(self.worker, samples, seconds, most, self._shares)
-        self._shares = self.fabric.run(program, "comm.share", self.step) if self.size > 1 else [samples]
-        return self._shares[self.worker.rank]
+        if self.size == 1:
+            self._shares = [samples]
+            return samples
+        while True:
+            try:
+                program = share_out(self.worker, samples, seconds, most, self._shares)
+                self._shares = self.fabric.run(program, "comm.share", self.step)
+                return self._shares[self.worker.rank]
+            except PeerError as failure:
+                self._outlive(failure)
+                self._follow_present()
+
+    def _follow_present(self) -> None:
+        """Plan shares anew, at equal calls from now on, if ranks were lost or have come since the last plan."""
+        if self._shared_among != self.worker.ranks.present:
+            self._shared_among, self._shares, self._watch = self.worker.ranks.present, [], Stopwatch()
 
     @property
     def spoilt(self) -> dict[int, int]:
@@ -336,11 +356,16 @@ class Communicator:
             try:
                 return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
             except PeerError as failure:
-                schedule = self.recipe.schedule
-                if not self.fabric.members or not isinstance(schedule, Elastic):
-                    raise
-                consensus.restore(self.model, own)
-                self.fabric.run(schedule.outlive(self.worker.loop, failure))
+                if self.fabric.members is not None:
+                    consensus.restore(self.model, own)
+                self._outlive(failure)
+
+    def _outlive(self, failure: PeerError) -> None:
+        """Go on with the ranks that are left after a request of this communicator; raises the failure where they cannot."""
+        schedule = self.recipe.schedule
+        if self.fabric.members is None or not isinstance(schedule, Elastic):
+            raise failure
+        self.fabric.run(schedule.outlive(self.worker.loop, failure))
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """Measure how much the ranks' gradients differ at the consensus model; all ranks call it together, between steps.
@@ -355,7 +380,7 @@ class Communicator:
             )
         parameters = [param.parameter for param in self.worker.params.values()]
         with self._during("heterogeneity"), self.consensus():
-            return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.fabric.size))
+            return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.worker.size))
 
     def quiet(self) -> None:
         """Wait for messages in flight, before you run collectives of your own; training results do not change.

@@ -77,7 +77,8 @@ class ShardedModel:
             return found
         if found is not None:
             raise AttachError(
-                "members() with a model that FSDP2 shards is not supported yet: the shards of a replica would have to leave together"
+                "members() with a model that FSDP2 shards is not supported yet: under a quorum each shard would decide for itself when to "
+                "answer a round; use a whole model on each rank, or a process group"
             )
         if dist.get_world_size() == dist.get_world_size(self._shard_ranks()):
             raise AttachError(ONE_REPLICA)

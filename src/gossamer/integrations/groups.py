@@ -16,7 +16,7 @@ from gossamer.integrations.handshake import tell
 from gossamer.recipe import Recipe
 from gossamer.two_levels import in_two_levels
 
-Where = int | Literal["hosts"] | DeviceMesh
+Where = int | Literal["hosts", "members"] | DeviceMesh
 NEIGHBOURS = "number the ranks node by node, as torchrun does, with the same number on each node"
 
 Given = dist.ProcessGroup | DeviceMesh | Members | None
@@ -65,21 +65,25 @@ def host_names(fabric: TorchFabric) -> list[str]:
 
 
 def between_nodes(
-    recipe: Recipe, nodes: Where | None, hosts: list[str], size: int, group: "dist.ProcessGroup | None"
+    recipe: Recipe, nodes: Where | None, hosts: list[str], size: int, group: "dist.ProcessGroup | Members | None"
 ) -> Recipe:
     """Return the recipe in two levels if `nodes` is given: dense inside a node, the recipe between nodes."""
     return recipe if nodes is None else in_two_levels(recipe, ranks_per_node(nodes, hosts, size, group))
 
 
-def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | None") -> int:
-    """Return the number of ranks per node, from a number of nodes, the host names, or the rows of a mesh."""
+def ranks_per_node(nodes: Where, hosts: list[str], size: int, group: "dist.ProcessGroup | Members | None") -> int:
+    """Return the number of ranks per node, from a number of nodes, the host names, the members, or the rows of a mesh."""
+    if isinstance(group, Members):
+        return group.node.size
+    if nodes == "members":
+        raise AttachError("nodes='members' is for gossamer.members(): give nodes='hosts', or the number of nodes")
     if isinstance(nodes, DeviceMesh):
         return _of_mesh(nodes, size, group)
     if nodes == "hosts":
         return _of_hosts(hosts)
     if type(nodes) is not int:
         raise AttachError(
-            f"nodes must be a number of nodes, 'hosts', or a DeviceMesh of nodes and their ranks, got {nodes!r}"
+            f"nodes must be a number of nodes, 'hosts', 'members', or a DeviceMesh of nodes and their ranks, got {nodes!r}"
         )
     if nodes < 1 or size % nodes:
         raise AttachError(

@@ -78,8 +78,9 @@ def make_worker(
     facts = fingerprint(worker, {**plan.facts, **hyperparameters(plan.optimizers)}, model)
     if fabric.present.joins:  # others are at work
         compare_with_the_first(worker, facts, fabric)
+        fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
         return worker
     fabric.run(compare(worker, facts), what)
-    fabric.form(plan.recipe.groups(fabric.size), plan.recipe.ranks_per_node)
+    fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
     post_fingerprint(worker, facts, fabric)
     return worker

@@ -43,6 +43,7 @@ class Meter:
         self.worker, self.ledger, self.on_metrics, self.every = worker, ledger, on_metrics, every
         self.on_late: Callable[[int], None] | None = None  # called with the step of a gradient that came too late
         worker.record.listener = self._hear
+        self._known = {*worker.ranks.present.ranks}  # ranks that were there at some time
         self.overseer = ObserverSlot.overseer
         self.events: RunEvents | None = None  # written to a folder, if the user names one
         self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
@@ -54,7 +55,8 @@ class Meter:
             case Presence(step, rank, lost, back):
                 if self.events is not None:
                     self.events.presence(step, lost, back)
-                tell(step, rank, lost, back)
+                tell(step, rank, lost, back, self._known)
+                self._known |= {*back}
             case Drop(step) if self.on_late is not None:
                 self.on_late(step)
             case _:

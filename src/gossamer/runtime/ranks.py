@@ -31,9 +31,17 @@ class WorkerRanks(Ranks):
             self.rank, self.size = present.place, len(present.ranks)
             for bucket in self._worker.buckets:
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
+        if before != present:  # the last weights were of other ranks; `comm.share` plans new ones
+            self.weights = _around_one(present.weights)
         lost, back = before.without(present), present.without(before)
         if lost or back:
             self._worker.record.tell(Presence(self._worker.step, self.number, [*lost], [*back]))
 
     def context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))
+
+
+def _around_one(weights: Sequence[float]) -> Sequence[float]:
+    """The weights, 1 on average; empty where all are equal."""
+    total = sum(weights)
+    return [len(weights) * weight / total for weight in weights] if len({*weights}) > 1 else ()

@@ -181,7 +181,7 @@ class QuorumRounds(Schedule, Elastic):
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.ranks.size > 1 and "learner" not in loop.live:
+        if _meets_others(loop) and "learner" not in loop.live:
             remember_anchor(loop, loop.parameters)
             loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.shape.lane)
             yield from learner.open()
@@ -207,7 +207,7 @@ class QuorumRounds(Schedule, Elastic):
         if "learner" in loop.live:
             learner: AsyncWorker = loop.live["learner"]
             yield from learner.surviving(partial(self._come_together, loop))
-        elif loop.ranks.size > 1:
+        elif _meets_others(loop):
             yield from self._come_together(loop)
 
     def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
@@ -246,6 +246,11 @@ class QuorumRounds(Schedule, Elastic):
             OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(place, mean, 1.0)
         else:
             DelayedNesterov(self.momentum, self.rate, self.delayed).take(place, mean, arrivals, size)
+
+
+def _meets_others(loop: Loop) -> bool:
+    """True if there are other ranks, or some may come."""
+    return loop.ranks.size > 1 or loop.ranks.present.may_change
 
 
 def _weight(weigh: Weighing, steps: int, tokens: float) -> float:

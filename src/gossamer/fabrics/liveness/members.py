@@ -1,31 +1,32 @@
 """Elastic members: the ranks that train together now, of which some may die and come back.
 
-Every process writes a heartbeat to a store that outlives all ranks. When a rank is lost or joins, the rank that notices it
-proposes the next generation: the list of members from now on. The first proposal wins (compare and set). All members read it
-and connect again under its number.
+Every process takes a seat in a store that outlives all ranks, and writes a heartbeat there. When a rank is lost or joins, the
+rank that notices it proposes the next generation: the list of members from now on. The first proposal wins (compare and set).
+All members read it and connect again under its number. Whoever comes waits until those who came before it are at work.
 """
 
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from math import inf
 from typing import Any, NamedTuple
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.core.errors import PeerError
+from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.fabrics.liveness.heartbeat import ranks as named
+from gossamer.fabrics.liveness.node import NodeRanks
+from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, SeatClaim, Seats, Terms
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, why_silent
 
-BEAT = 0.1  # seconds between two heartbeats
-LOOK = 1.0  # seconds in which every living rank has written a heartbeat
 FUTILE = 3  # regroups a minute with the same members; after that, the failure is not a lost rank, and is raised
-LEFT = "left"
+LEAVING = 2.0  # seconds after which one who has left is missed: those who end together have ended by then
 
 
 class Generation(NamedTuple):
-    """The members from one regroup to the next, and the incarnation of each (how often its process has started).
+    """The members from one regroup to the next, and the incarnation of each: a number that no other start has.
 
     `began` is the number of the generation in which training started.
     """
@@ -46,7 +47,7 @@ class Generation(NamedTuple):
             fields: Any = json.loads(text)
             number, began, ranks, lives = fields
             fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
-            fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < store.size
+            fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < MANY
         except (ValueError, TypeError, RecursionError):
             raise store.malformed(key, text) from None
         if not fits:
@@ -55,20 +56,37 @@ class Generation(NamedTuple):
 
 
 class Members:
-    """A set of processes of which some may die and come back; `gossamer.members` creates it.
+    """A set of processes of which some may die and come back, and more may come; `gossamer.members` creates it.
 
     `attach` takes it in place of a process group, with recipes that can continue without a rank. A rank is lost at once when
     its connection breaks, and after `silence` seconds when it only stops sending heartbeats.
+
+    `size` ranks can take part, and training starts with `least` of them (all, if it is not given). Without a `rank` the store
+    gives one. The ranks of a `node` of several come, and are lost, together.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, silence: float = 10.0) -> None:
-        self.rank, self.size, self.silence = rank, size, silence
+    def __init__(
+        self,
+        store: Store,
+        rank: int | None,
+        size: int,
+        silence: float = 10.0,
+        least: int | None = None,
+        node: NodeRanks | None = None,
+    ) -> None:
+        self.node = node or NodeRanks()
+        self._wish = rank  # of the user's, for a node of one rank
+        self.rank, self.size, self.silence = rank or 0, size, silence
         self.epoch = Generation(0, 0, (), ())
-        self.store = SharedStore(store, rank, size).under("gossamer/members")
+        self.store = SharedStore(store, self.rank, size).under("gossamer/members")
+        per_node = self.node.size
+        self.seats = Seats(self.store, Terms((least or size) // per_node, size // per_node, per_node))
+        self.weight, self.weights = 1.0, tuple[float, ...]()  # of this rank; of those present, if they differ
         self.joins = False  # True if other ranks were training when this process entered
         self.lost: str | None = None  # why the store cannot be reached any more
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
+        self._works = False  # True once this process trains
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
@@ -91,25 +109,55 @@ class Members:
 
     # -- join and leave ------------------------------------------------------------------------------------------------
     def enter(self, deadline: float) -> None:
-        """Join the members: start together with all ranks, or join those that train. Waits at most `deadline` seconds."""
+        """Join the members: start together with the first, or join those that train. Waits at most `deadline` seconds."""
+        self._works = False
+        self._enter(deadline, self._claim)
+
+    def _enter(self, deadline: float, claim_seat: Callable[[], SeatClaim]) -> None:
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
         try:
-            self.life = self.store.raw.add(f"life/{self.rank}", 1)
+            claim = self.node.agreed(claim_seat, until)
+            self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
             self._beat(0)
+            self.store.raise_flag(self._key("weight", self.rank, self.life), repr(float(self.weight)))
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
             may_wait(self._heart, self.store.raw)
             self._heart.start()
+            if self._works:
+                self.at_work()
+            heard = time.monotonic()  # time of the last sign of those who train
             while not self._is_in(latest := self.latest()):
-                moving = self._moving([*range(self.size)])
-                if time.monotonic() > until:
-                    raise PeerError(self._missing(moving))
-                self._ask_in(latest, moving)
+                moving, now = self.seats.moving(range(self.size)), time.monotonic()
+                if now > until:
+                    raise PeerError(self._missing(latest, moving))
+                heard = now if _working(latest, moving) else heard
+                self._ask_in(latest, moving, now - heard > self.silence)
         except RuntimeError as error:
             self.leave()
             raise self._gone(error) from None
-        self.epoch, self.joins = latest, latest.began < latest.number
+        self.joins = latest.began < latest.number
+        self._take_up(latest)
+
+    def _claim(self) -> SeatClaim:
+        self.seats.prepare()
+        return self.seats.take(self._wish, lambda: self.latest().living, self.silence)
+
+    def _claim_again(self) -> SeatClaim:
+        """Take the seat that this process had before the others took it for dead."""
+        try:
+            return self.seats.take(self.rank // self.node.size, lambda: self.latest().living, self.silence)
+        except AttachError:
+            raise PeerError(
+                f"rank {self.rank} was silent for more than {self.silence:g} seconds, and its seat was given to another process: start "
+                "it again, and it gets a seat of its own"
+            ) from None
+
+    def at_work(self) -> None:
+        """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who is still attaching."""
+        self._works = True
+        self.store.raise_flag(self._key("works", self.rank, self.life), "")
 
     def regroup(self, failure: Exception) -> None:
         """Agree on the next generation after a failure: without ranks that have no heartbeat, with ranks that have come.
@@ -124,9 +172,23 @@ class Members:
         except RuntimeError as error:
             raise error if error is failure else self._gone(error) from None
         if self._is_in(latest):
-            self.epoch = latest
-        else:  # this process was stopped for so long that the others took it for dead
-            self.enter(self._deadline)
+            self._take_up(latest)
+            return
+        beside = self.seats.beside(self.rank)
+        returns = any(rank in beside and beat.has_left for rank, beat in self.beats().items())
+        if self.node.size > 1 and not returns:  # else another rank of this node comes back already
+            self._refuse_alone(self.seats.moving(beside))
+        self._enter(self._deadline, self._claim_again)  # stopped for so long that the others took this process for dead
+
+    def _take_up(self, epoch: Generation) -> None:
+        keys = [self._key("weight", rank, life) for rank, life in epoch.living.items()]
+        try:
+            weights = tuple(
+                _weight(self.store, key, text) for key, text in zip(keys, self.store.read(keys), strict=True)
+            )
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        self.epoch, self.weights = epoch, weights if len({*weights}) > 1 else ()
 
     def leave(self) -> None:
         """Stop the heartbeat, and write to the store that this rank has left."""
@@ -137,15 +199,30 @@ class Members:
         heart.join(1.0)
         if self.lost is None and not heart.is_alive():
             with suppress(RuntimeError):  # the store may be gone
-                self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {LEFT}")
+                self.seats.beat(self.life, self.node.local, LEFT)
 
-    def _ask_in(self, latest: Generation, moving: dict[int, int]) -> None:
-        working = {r for r, life in latest.living.items() if moving.get(r) == life}
-        if working or len(moving) == self.size:
-            self._propose(latest, moving, latest.began if working else latest.number + 1)
+    def _ask_in(self, latest: Generation, moving: Mapping[int, int], silent: bool) -> None:
+        """Join those who train, once all of them are at work; or start, if there are none and enough have come.
+
+        Members that only stood still for a moment must not find that others have started without them.
+        """
+        if moving.get(self.rank) != self.life:
+            return
+        if working := _working(latest, moving):
+            if self.store.are_there([self._key("works", r, life) for r, life in working.items()]):
+                self._propose(latest, moving, latest.began)
+        elif len(moving) >= self.seats.terms.least * self.node.size and (silent or self._are_gone(latest)):
+            self._propose(latest, moving, latest.number + 1)
+
+    def _are_gone(self, latest: Generation) -> bool:
+        """True if all of a generation have left, or their seats have been given to others."""
+        beats = self.beats()
+        return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
     def _leave_out(self, failure: Exception) -> None:
-        moving = self._moving(list(self.epoch.ranks)) | {self.rank: self.life}
+        moving = self.seats.moving(self.epoch.ranks)
+        self._refuse_alone(moving)
+        moving[self.rank] = self.life
         if moving == self.epoch.living:
             now = time.monotonic()
             self._futile = [t for t in self._futile if now - t < 60.0] + [now]
@@ -153,7 +230,15 @@ class Members:
                 raise failure
         self._propose(self.epoch, moving, self.epoch.began)
 
-    def _propose(self, latest: Generation, moving: dict[int, int], began: int) -> None:
+    def _refuse_alone(self, moving: Mapping[int, int]) -> None:
+        """Raise an error if a rank of this node is lost: its ranks train together, or not at all."""
+        if self.node.size > 1 and self.rank not in moving:
+            raise PeerError(
+                f"a rank of this node (ranks {', '.join(map(str, self.seats.beside(self.rank)))}) is lost, so rank {self.rank} leaves too, "
+                "and the other members go on: start the node again by its torchrun, or let that do it with --max-restarts"
+            )
+
+    def _propose(self, latest: Generation, moving: Mapping[int, int], began: int) -> None:
         """Propose the next generation, and call the members of the last one; an earlier proposal wins."""
         number, ranks = latest.number + 1, sorted(moving)
         epoch = Generation(number, began, tuple(ranks), tuple(moving[r] for r in ranks))
@@ -175,36 +260,19 @@ class Members:
     def _is_in(self, epoch: Generation) -> bool:
         return epoch.living.get(self.rank) == self.life
 
-    def _moving(self, awaited: list[int]) -> dict[int, int]:
-        """Ranks with a changing heartbeat, and their incarnation; looks for `LOOK` seconds, or until all awaited ones change."""
-        first, moving = self.beats(), dict[int, int]()
-        until = time.monotonic() + LOOK
-        while time.monotonic() < until and not all(r in moving for r in awaited):
-            time.sleep(BEAT / 2)
-            for r, text in self.beats().items():
-                if text != first.get(r) and not text.endswith(LEFT):
-                    moving[r] = self._life_in(r, text)
-        return moving
-
-    def beats(self) -> dict[int, str]:
+    def beats(self) -> dict[int, Beat]:
         """The last heartbeat of each rank."""
-        keys = {r: f"beat/{r}" for r in range(self.size)}
-        complete = self.store.are_there([*keys.values()])
-        there = [r for r, key in keys.items() if complete or self.store.flag_is_up(key)]
-        return dict(zip(there, self.store.read([keys[r] for r in there]), strict=True))
+        return self.seats.beats()
 
-    def _life_in(self, rank: int, text: str) -> int:
-        life = text.split(" ", maxsplit=1)[0]
-        if not (life.isascii() and life.isdigit() and len(life) < 10):
-            raise self.store.malformed(f"beat/{rank}", text)
-        return int(life)
+    def _key(self, word: str, rank: int, life: int) -> str:
+        return f"{word}/{life}/{rank % self.node.size}"
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
     def _beat(self, count: int) -> None:
-        self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {count}")
+        self.seats.beat(self.life, self.node.local, str(count))
 
     def _live(self, over: threading.Event) -> None:
-        heard, count = dict[int, tuple[str, float]](), 0
+        heard, count = dict[int, tuple[Beat, float]](), 0
         while not over.wait(BEAT):
             count += 1
             try:
@@ -215,35 +283,62 @@ class Members:
                 self.lost = str(error)
                 return
 
-    def _watch(self, before: dict[int, tuple[str, float]]) -> dict[int, tuple[str, float]]:
-        """Make all members regroup if one has had no heartbeat for `silence` seconds; returns the last heartbeats seen.
+    def _watch(self, before: dict[int, tuple[Beat, float]]) -> dict[int, tuple[Beat, float]]:
+        """Make all members regroup if one has had no heartbeat for `silence` seconds, or has left; returns the last heartbeats.
 
         A broken connection may not show it, and a collective that this rank joins too late would never end.
         """
         now, epoch = time.monotonic(), self.epoch
-        heard = {r: before[r] if before.get(r, ("", 0.0))[0] == t else (t, now) for r, t in self.beats().items()}
-        if any(now - heard[r][1] > self.silence for r in epoch.ranks if r in heard):
+        heard = {
+            r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()
+        }
+        patience = {r: LEAVING if beat.has_left else self.silence for r, (beat, _) in heard.items()}
+        if any(now - heard[r][1] > patience[r] for r in epoch.ranks if r in heard):
             self._call(epoch.number)
             if self.wake is not None and epoch is self.epoch:
                 self.wake()
         return heard
 
     # -- errors --------------------------------------------------------------------------------------------------------
-    def _missing(self, moving: dict[int, int]) -> str:
-        away = [r for r in range(self.size) if r not in moving]
+    def _missing(self, latest: Generation, moving: Collection[int]) -> str:
+        waited = f"rank {self.rank} waited {self._deadline:g} seconds"
+        if any(r in moving for r in latest.ranks):
+            return (
+                f"{waited} and could not join the members: one of them has not finished attach, or the store is slow. Check the ends of "
+                "their logs, and start this rank again"
+            )
+        came = {r: str(holder) for r, holder in self.seats.holders().items() if r * self.node.size in moving}
+        least, what = self.seats.terms.least, "nodes" if self.node.size > 1 else "members"
+        there = ", ".join(f"{r} ({holder})" for r, holder in came.items()) or "none"
+        if len(came) >= least:
+            return f"{waited} and could not join the members: check that the store answers fast enough"
+        if least < self.seats.terms.most:
+            return f"{waited}, and {len(came)} of at least {least} {what} came: {there}. Start more of them, or all with a smaller least="
+        away = [r for r in range(least) if r not in came]
         return (
-            f"rank {self.rank} waited {self._deadline:g} seconds, and no rank trains: {named(away)} of {self.size} "
-            f"{'has' if len(away) == 1 else 'have'} not started. Start all ranks together; a rank can join later only while "
-            "others train"
-            if away
-            else f"rank {self.rank} waited {self._deadline:g} seconds and could not join the members: check that the store "
-            "answers fast enough"
+            f"{waited}, and no rank trains: {named(away)} of {least} {'has' if len(away) == 1 else 'have'} not started; there are {there}. "
+            "Start all ranks together, or with least= fewer; a rank can join later only while others train"
         )
 
     def _gone(self, error: RuntimeError) -> RuntimeError:
-        if isinstance(error, PeerError):
+        if isinstance(error, GossamerError):
             return error
         return PeerError(
             f"rank {self.rank}: the store that holds the list of members does not answer: "
             f"{why_silent(self.store.raw, 'the process that hosts it')}. Ranks cannot find one another without it"
         )
+
+
+def _working(latest: Generation, moving: Mapping[int, int]) -> dict[int, int]:
+    """The members of a generation that have a heartbeat, and the life of each."""
+    return {rank: life for rank, life in latest.living.items() if moving.get(rank) == life}
+
+
+def _weight(store: SharedStore, key: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        raise store.malformed(key, text) from None
+    if not 0 <= weight < inf:
+        raise store.malformed(key, text)
+    return weight

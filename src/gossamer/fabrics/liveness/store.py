@@ -75,6 +75,10 @@ class SharedStore:
         for name in names:
             self.raw.delete_key(name)
 
+    def swap(self, name: str, before: str, text: str) -> str:
+        """Write a text in place of `before`, or of nothing if that is "", in one step; returns what is there then."""
+        return self._text(name, self.raw.compare_set(name, before, text))
+
     def read(self, names: Sequence[str]) -> list[str]:
         """The values of existing keys, in one request if the store supports it."""
         store: Any = self.raw  # not all that it can is known to type checkers

@@ -3,54 +3,68 @@
 The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat.
 """
 
-import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from gossamer.core.errors import AttachError
-from gossamer.fabrics.liveness.members import LEFT, Members
+from gossamer.core.errors import AttachError, PeerError
+from gossamer.fabrics.liveness.launch import MemberLaunch
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.liveness.seats import Beat, Seats, Terms
+from gossamer.fabrics.liveness.store import SharedStore, poll
 
 REST, PATIENCE = 30.0, 600.0
+CONNECT = 300.0  # seconds that a member waits for a store
 _started = list[subprocess.Popen[bytes]]()  # kept, so that Python does not warn about them
 
 
-def members(silence: float = 10.0) -> Members:
-    """Join a set of ranks of which some may die and come back; pass it to `attach` in place of a process group.
+def members(
+    silence: float = 10.0, *, least: int | None = None, most: int | None = None, store: str | None = None
+) -> Members:
+    """Join a set of processes of which some may die and come back, and more may come; give it to `attach` as process group.
 
-    Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as `init_process_group` does; do not call that one. A process that
-    is started again with the same RANK continues where the others are: it gets their model and their step.
+    Training starts when `least` members are there; others may come at any time, until `most` train. Both default to
+    WORLD_SIZE: then all have to come once. The store gives each member a seat, which is its `comm.rank`: the lowest that is free,
+    or whose member is dead. Where RANK is set, the seat is that one.
 
-    The ranks find one another through a store at MASTER_ADDR. If none answers there, rank 0 starts one in a process of its
-    own, which outlives rank 0. If that process or its machine dies, all ranks end with an error: choose a machine that stays.
+    The members find one another through a store at `store`, 'host:port', or at MASTER_ADDR and MASTER_PORT; any
+    `torch.distributed.TCPStore` will do. If none answers there, a member on that machine, or rank 0, starts one in a process of
+    its own, which outlives it. If that process or its machine dies, all members end with an error: choose a machine that stays.
 
-    A rank that dies is left out at once; a rank that is cut off or frozen, after `silence` seconds.
+    Under a torchrun of its own (`--nnodes 1`), with `store`, the ranks of a node are one member: they come and leave together, and
+    `least` and `most` count nodes. A torchrun of all is refused: it ends all when one dies.
+
+    A member that dies is left out at once; one that is cut off or frozen, after `silence` seconds.
     """
-    rank, size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    host = os.environ.get("MASTER_ADDR") or "127.0.0.1"
-    if not 0 <= rank < size:
-        raise AttachError(f"RANK is {rank} and WORLD_SIZE is {size}: set RANK to a number from 0 to {size - 1}")
-    if rank == 0 and not _answers(host, port):
-        command = [sys.executable, "-m", "gossamer.fabrics.liveness.store_server", str(port), str(size)]
+    if not silence > 0:
+        raise AttachError(
+            f"members(silence={silence!r}): give the seconds without a sign of life after which a member is lost"
+        )
+    launch = MemberLaunch.read(least, most, store)
+    if launch.starts_store and not _answers(launch.host, launch.port):
+        command = [sys.executable, "-m", "gossamer.fabrics.liveness.store_server", str(launch.port)]
         quiet = subprocess.DEVNULL
         _started.append(subprocess.Popen(command, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet))
-    store = TCPStore(host, port, None, False, timedelta(seconds=300), wait_for_workers=False)
-    return Members(store, rank, size, silence)
+    ranks = launch.node.size
+    return Members(_connect(launch), launch.seat, launch.most * ranks, silence, launch.least * ranks, launch.node)
 
 
-def _number(name: str) -> int:
-    value = os.environ.get(name, "")
-    if not (value.isascii() and value.isdigit()):
-        raise AttachError(
-            f"the environment variable {name} is {value!r}, not a number: members() reads RANK, WORLD_SIZE, MASTER_ADDR and "
-            "MASTER_PORT; start each process with its own RANK, for instance "
-            "RANK=2 WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 python train.py"
+def _connect(launch: MemberLaunch) -> TCPStore:
+    host, port = launch.host, launch.port
+    if not poll(lambda: _answers(host, port), CONNECT, threading.Event()):
+        raise PeerError(
+            f"no store answers at {host}:{port} after {CONNECT:g} seconds: it is started by a member on that machine, or by rank 0. Check "
+            "that address, that this machine reaches it, and the log of that member"
         )
-    return int(value)
+    try:
+        return TCPStore(host, port, None, False, timedelta(seconds=300), wait_for_workers=False)
+    except RuntimeError as error:
+        raise PeerError(f"what answers at {host}:{port} is not a torch.distributed.TCPStore: {error}") from None
 
 
 def _answers(host: str, port: int) -> bool:
@@ -61,19 +75,26 @@ def _answers(host: str, port: int) -> bool:
         return False
 
 
-def hold(port: int, size: int) -> None:
+def hold(port: int) -> None:
     """Host a store until no rank needs it."""
-    store = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), wait_for_workers=False)
-    reader, beats, since = Members(store, 0, size), dict[int, str](), time.monotonic()
+    raw = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), wait_for_workers=False)
+    store, beats, since = SharedStore(raw, 0, 1).under("gossamer/members"), dict[int, Beat](), time.monotonic()
     while True:
         time.sleep(1.0)
-        before, beats = beats, reader.beats()
+        before, beats = beats, _beats(store)
         if beats != before:
             since = time.monotonic()
-        over = len(beats) == size and all(text.endswith(LEFT) for text in beats.values())
+        over = bool(beats) and all(beat.has_left for beat in beats.values())
         if time.monotonic() - since > (REST if over else PATIENCE):
             return
 
 
+def _beats(store: SharedStore) -> dict[int, Beat]:
+    if not store.flag_is_up("terms"):
+        return {}
+    (text,) = store.read(["terms"])
+    return Seats(store, Terms.read(store, text)).beats()
+
+
 if __name__ == "__main__":
-    hold(int(sys.argv[1]), int(sys.argv[2]))
+    hold(int(sys.argv[1]))

@@ -41,6 +41,7 @@ from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
 from gossamer.fabrics.torch.timers import exposed_time_of
 
 T = TypeVar("T")
+GroupsOf = Callable[[int], Iterable[tuple[int, ...]]]  # the groups that a recipe needs among so many ranks
 
 CPU = torch.device("cpu")
 
@@ -48,8 +49,8 @@ CPU = torch.device("cpu")
 class TorchFabric:
     """Runs programs over a torch.distributed process group (None: the default group, or this process alone).
 
-    It also takes `Members`, of which some may die and come back: then a program may yield `Regroup`. `rank` and `size` stay
-    those of the start; collectives count ranks by their index among the present members.
+    It also takes `Members`, of which some may die and come back: then a program may yield `Regroup`. `rank` is that of its seat
+    and `size` the number of seats; collectives count ranks by their index among the present members.
 
     `device` is the device of the tensors that programs send and receive.
 
@@ -81,11 +82,15 @@ class TorchFabric:
         self._lock = threading.Lock()
         self._errand: tuple[str, int] | None = None  # purpose and step of requests outside of a started program
         self.standstill = exposed_time_of(device, self._expose)
+        self._groups_of: GroupsOf = no_groups
         self._members = group if isinstance(group, Members) else None
         if self._members is not None:
             self._members.enter(deadline)
         try:
-            self._meet(group, ["comm"])
+            try:
+                self._meet(group, ["comm"])
+            except PeerError as failure:
+                self._rejoin(failure)
         except BaseException:
             self._part()
             raise
@@ -107,7 +112,7 @@ class TorchFabric:
         if self._members is None:
             return Present.all_of(self.rank, self.size)
         members = self._members
-        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins)
+        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins, members.weights)
 
     @property
     def group(self) -> Crowd:
@@ -132,6 +137,12 @@ class TorchFabric:
             except PeerError as error:
                 failure = error
 
+    def _rejoin(self, failure: Exception) -> None:
+        """Regroup in place of a rank that has just come; where all start together, the failure is raised."""
+        if self._members is None or not self._members.joins:
+            raise failure
+        self._regroup(failure)
+
     def _wake(self) -> None:
         """End all collectives under way with an error, from any thread."""
         for driver in [*self._drivers.values()]:
@@ -151,7 +162,7 @@ class TorchFabric:
         if self._members is not None:
             self._members.wake = self._wake
         self._closed = False
-        self._groups = list[tuple[int, ...]]()
+        self._groups = self._new_groups(self._groups_of(seat.count), [])
         self._store = seat.make_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
         self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
@@ -161,7 +172,7 @@ class TorchFabric:
         self._at_exit = shutdown.at_exit(self.close)
         try:
             for lane in lanes:
-                self.open_lane(lane, served=lane in served)
+                self._open_lane(lane, served=lane in served)
         except BaseException:
             self._end()
             raise
@@ -180,6 +191,12 @@ class TorchFabric:
         """
         if name in self._lanes:
             raise ValueError(f"comm thread {name!r} is open already: choose another name")
+        try:
+            self._open_lane(name, served)
+        except PeerError as failure:
+            self._rejoin(failure)
+
+    def _open_lane(self, name: str, served: bool) -> None:
         way, refusal, (deadline, patience) = self._seat.way(served), self._seat.refusal, self._waits
         says = (
             f"opens comm thread {name!r} over {way} with deadline {deadline:g}, patience {patience!r} and "
@@ -213,19 +230,31 @@ class TorchFabric:
         From now on the ledger counts `per_node` ranks per node.
         """
         self.ledger.per_node = max(per_node, self.ledger.per_node)
-        if self._members is not None and (groups := [*groups]):
-            raise AttachError(
-                "the recipe needs groups of some ranks, which members() does not support, since members may die: use a recipe "
-                "without groups, or a process group"
-            )
-        new = [
-            g for g in dict.fromkeys(groups) if len(g) > 1 and g != tuple(range(self.size)) and g not in self._groups
-        ]
+        new = self._new_groups(groups, self._groups)
         for group in new:
-            refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self.size)
+            refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self._seat.count)
         self._groups += new
-        for name in self._lanes:
-            self._form(name, new)
+        try:
+            for name in self._lanes:
+                self._form(name, new)
+        except PeerError as failure:
+            self._rejoin(failure)
+
+    def form_always(self, groups_of: GroupsOf, per_node: int) -> None:
+        """Connect the groups of so many ranks, and again whenever members have come or gone."""
+        groups = [*groups_of(self._seat.count)]
+        if self._members is not None and groups and self._members.node.size != per_node:
+            raise AttachError(
+                f"the recipe needs groups of some ranks ({per_node} on each node), and here {self._members.node.size} of a node come and go "
+                "together: use a recipe without groups, or start each node by a torchrun of its own, and attach with nodes='members'"
+            )
+        self._groups_of = groups_of
+        self.form(groups, per_node)
+
+    def _new_groups(self, groups: Iterable[tuple[int, ...]], known: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Groups that have to be connected: of several ranks and not of all, nor known."""
+        everybody = tuple(range(self._seat.count))
+        return [g for g in dict.fromkeys(groups) if len(g) > 1 and g != everybody and g not in known]
 
     def _form(self, lane: str, groups: list[tuple[int, ...]]) -> None:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
@@ -381,6 +410,11 @@ class TorchFabric:
                 )
             case _:
                 return self.join(self._put(_alone(verb), *(self._errand or ("", 0)), "comm", by_itself=True))
+
+
+def no_groups(size: int) -> Iterable[tuple[int, ...]]:
+    """Of a recipe in which all ranks talk to all."""
+    return ()
 
 
 def _alone(verb: Verb) -> Program[Any]:

@@ -1,0 +1,115 @@
+"""How a member was started: its seat, if it asks for one, how many start and train, where the store is, and its node."""
+
+import os
+import socket
+from typing import NamedTuple
+
+from gossamer.core.errors import AttachError
+from gossamer.fabrics.liveness.node import NodeRanks
+from gossamer.fabrics.liveness.seats import MANY
+
+_EXAMPLE = "WORLD_SIZE=4 MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 python train.py"
+
+
+class MemberLaunch(NamedTuple):
+    """What `members()` was given, and what it has read from the environment."""
+
+    seat: int | None
+    least: int
+    most: int
+    host: str
+    port: int
+    node: NodeRanks
+
+    @property
+    def starts_store(self) -> bool:
+        """True if this process starts the store where none answers: it is on that machine, or rank 0."""
+        return self.node.local == 0 and (self.seat == 0 or (self.seat is None and _is_here(self.host)))
+
+    @staticmethod
+    def read(least: int | None, most: int | None, store: str | None) -> "MemberLaunch":
+        by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        if by_torchrun:
+            _refuse_torchrun_of_all(store)
+        host, port = _address(store)
+        rank, world = (None, None) if by_torchrun else (_number("RANK"), _number("WORLD_SIZE"))
+        most = world if most is None else most
+        if most is None:
+            wanted = (
+                "give members(most=)"
+                if by_torchrun
+                else f"give members(most=), or set WORLD_SIZE, for instance {_EXAMPLE}"
+            )
+            raise AttachError(f"members() does not know how many can take part: {wanted}")
+        least = most if least is None else least
+        if not 0 < most <= MANY:
+            raise AttachError(f"members(most={most}): give a number from 1 to {MANY}")
+        if not 0 < least <= most:
+            raise AttachError(
+                f"members(least={least}, most={most}): training starts when `least` members are there, of at most `most`; give a least from "
+                f"1 to {most}"
+            )
+        if rank is not None and rank >= most:
+            raise AttachError(
+                f"RANK is {rank} and there are {most} seats: set RANK to a number from 0 to {most - 1}, or leave it out, and the store "
+                "gives this process a seat"
+            )
+        return MemberLaunch(rank, least, most, host, port, NodeRanks.of_torchrun() if by_torchrun else NodeRanks())
+
+
+def _refuse_torchrun_of_all(store: str | None) -> None:
+    if store is not None and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        return
+    raise AttachError(
+        "members() in a process that torchrun has started with all others: when one of them ends, torchrun ends all. Start each process "
+        f"by itself, {_EXAMPLE}; or, where a member is a node, give each node a torchrun of its own (--nnodes 1), and "
+        "members(least=2, most=16, store='10.0.0.1:29500'), the address at which the nodes find one another"
+    )
+
+
+def _address(store: str | None) -> tuple[str, int]:
+    if store is None:
+        port = _number("MASTER_PORT")
+        if port is None:
+            raise AttachError(
+                f"the environment variable MASTER_PORT is '', not a number: set MASTER_ADDR and MASTER_PORT, for instance {_EXAMPLE}, or "
+                "give members(store='10.0.0.1:29500')"
+            )
+        return os.environ.get("MASTER_ADDR") or "127.0.0.1", port
+    host, _, port = store.rpartition(":")
+    if not host or not _is_number(port):
+        raise AttachError(
+            f"members(store={store!r}): give the store's address as 'host:port', such as '10.0.0.1:29500'"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _number(name: str) -> int | None:
+    """The number in an environment variable; None if it is not set."""
+    value = os.environ.get(name, "")
+    if value and not _is_number(value):
+        raise AttachError(
+            f"the environment variable {name} is {value!r}, not a number: members() reads RANK, WORLD_SIZE, MASTER_ADDR and "
+            f"MASTER_PORT, for instance {_EXAMPLE}"
+        )
+    return int(value) if value else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def _is_here(host: str) -> bool:
+    """True if an address is one of this machine's."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as trial:
+            try:
+                trial.bind(address)
+            except OSError:
+                continue
+            return True
+    return False

@@ -1,0 +1,71 @@
+"""A node as a member: the ranks that one torchrun starts on a machine take a seat together, and leave it together."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, final
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.rendezvous import rendezvous
+
+from gossamer.core.errors import GossamerError, PeerError
+from gossamer.fabrics.liveness.seats import SeatClaim
+from gossamer.fabrics.liveness.store import SharedStore, default_store, poll
+
+
+@final
+class NodeRanks:
+    """The ranks of this node, and a store that they have for themselves; a process without torchrun is a node of one rank."""
+
+    def __init__(self, local: int = 0, size: int = 1, store: SharedStore | None = None) -> None:
+        self.local, self.size = local, size
+        self._store, self._turns = store, 0
+
+    @staticmethod
+    def of_torchrun() -> "NodeRanks":
+        """This process's node, in the store of its torchrun."""
+        local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        if size == 1:
+            return NodeRanks()
+        raw = default_store() if dist.is_initialized() else next(rendezvous("env://"))[0]
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return NodeRanks(local, size, SharedStore(PrefixStore(f"gossamer/node/{attempt}", raw), local, size))
+
+    def agreed(self, take: Callable[[], SeatClaim], until: float) -> SeatClaim:
+        """The seat that the node's first rank takes; all ranks of the node call this equally often."""
+        if self._store is None:
+            return take()
+        key, self._turns = f"claim/{self._turns}", self._turns + 1
+        if self.local:
+            return self._heard(key, until)
+        try:
+            claim = take()
+        except GossamerError as refused:
+            self._store.raise_flag(key, json.dumps({"refused": str(refused)}))
+            raise
+        self._store.raise_flag(key, json.dumps([*claim]))
+        return claim
+
+    def _heard(self, key: str, until: float) -> SeatClaim:
+        store = self._store
+        assert store is not None
+        if not poll(lambda: store.flag_is_up(key), until - time.monotonic(), threading.Event()):
+            raise PeerError(
+                f"local rank {self.local} waited for the first rank of its node, which has taken no seat: check the end of its log; "
+                "all ranks of a node call attach"
+            )
+        (text,) = store.read([key])
+        try:
+            said: Any = json.loads(text)
+        except (ValueError, RecursionError):
+            raise store.malformed(key, text) from None
+        match said:
+            case [int() as seat, int() as life]:
+                return SeatClaim(seat, life)
+            case {"refused": str() as why}:
+                raise PeerError(f"the first rank of this node cannot join: {why}")
+            case _:
+                raise store.malformed(key, text)
