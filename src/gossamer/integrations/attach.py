@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.constraints import Constraint
 from gossamer.core.errors import AttachError
+from gossamer.core.schedule import Elastic
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -36,6 +37,7 @@ from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
+from gossamer.integrations.survivors import Survivors
 from gossamer.integrations.weights import agree_on_weights, check_weight
 from gossamer.recipe import Recipe
 
@@ -110,7 +112,7 @@ def attach(
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
-        refuse_members(Recipe.of(recipe), nodes, weight)
+        refuse_members(Recipe.of(recipe), nodes, weight, scaler)
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
 
     def check_arguments(hosts: list[str]) -> Plan:
@@ -156,8 +158,14 @@ def attach(
         )
         backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
-        if comes:
-            fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
+        if fabric.members is not None and not isinstance(worker.recipe.schedule, Elastic):
+            steps.survivors = Survivors(steps, comes)
+        if comes:  # the others wait to hand over what they have agreed on
+            if steps.survivors is None:
+                fabric.run(worker.begin(), "attach")
+            else:
+                steps.survivors.join_in()
+                steps.take_part()
             meter.restart()
         return comm
     except BaseException:

@@ -69,6 +69,9 @@ class Members:
         self.lost: str | None = None  # why the store cannot be reached any more
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
+        self.owes = 0.0  # the norm of what this rank has not sent yet; its heartbeat tells it, for the case that it is lost
+        self.wants_to_know = False  # True once a second: `owes` is to be computed again
+        self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
@@ -88,6 +91,17 @@ class Members:
     def beginning(self) -> SharedStore:
         """Part of the store that was written when training started."""
         return self.store.under(f"epoch/{self.epoch.began}")
+
+    @property
+    def is_called(self) -> bool:
+        """True if some rank has ended this generation, seen by the heartbeat's thread: the members have to meet again."""
+        return self._called == self.epoch.number
+
+    def owed(self, ranks: list[int]) -> float:
+        """The norms that these ranks' last heartbeats told as not sent yet, summed."""
+        texts = self.beats()
+        told = [texts[r].split(" ") for r in ranks if r in texts]
+        return sum(float(fields[2]) for fields in told if len(fields) == 3 and _is_number(fields[2]))
 
     # -- join and leave ------------------------------------------------------------------------------------------------
     def enter(self, deadline: float) -> None:
@@ -201,7 +215,7 @@ class Members:
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
     def _beat(self, count: int) -> None:
-        self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {count}")
+        self.store.raise_flag(f"beat/{self.rank}", f"{self.life} {count} {self.owes:.9g}")
 
     def _live(self, over: threading.Event) -> None:
         heard, count = dict[int, tuple[str, float]](), 0
@@ -222,6 +236,9 @@ class Members:
         """
         now, epoch = time.monotonic(), self.epoch
         heard = {r: before[r] if before.get(r, ("", 0.0))[0] == t else (t, now) for r, t in self.beats().items()}
+        self.wants_to_know = True
+        if self.store.flag_is_up(f"epoch/{epoch.number}/broken"):
+            self._called = epoch.number
         if any(now - heard[r][1] > self.silence for r in epoch.ranks if r in heard):
             self._call(epoch.number)
             if self.wake is not None and epoch is self.epoch:
@@ -247,3 +264,11 @@ class Members:
             f"rank {self.rank}: the store that holds the list of members does not answer: "
             f"{why_silent(self.store.raw, 'the process that hosts it')}. Ranks cannot find one another without it"
         )
+
+
+def _is_number(text: str) -> bool:
+    """True if it is a finite number that is not negative."""
+    try:
+        return 0 <= float(text) < float("inf")
+    except ValueError:
+        return False

@@ -16,12 +16,14 @@ from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
 
 
-def refuse_members(recipe: Recipe, nodes: object, weight: float) -> None:
+def refuse_members(recipe: Recipe, nodes: object, weight: float, scaler: object = None) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
-    if not isinstance(recipe.schedule, Elastic):
+    if why := _cannot_go_on(recipe):
+        raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
+    if scaler is not None and not isinstance(recipe.schedule, Elastic):
         raise AttachError(
-            f"members() with {recipe}: it waits for all ranks, so the loss of one rank ends training; use decoupled_diloco, or "
-            "torch.distributed.init_process_group() instead"
+            "members() with scaler=: a step that is dropped has no gradients, which a GradScaler takes for a mistake; train in "
+            "bfloat16, which needs no scaler"
         )
     if nodes is not None:
         raise AttachError("members() with nodes=: the ranks of a node would wait for a lost rank; leave nodes out")
@@ -30,6 +32,28 @@ def refuse_members(recipe: Recipe, nodes: object, weight: float) -> None:
             f"members() with weight={weight:g}: a weight is a share of all ranks, and some may be lost; leave weight out, and "
             "ranks count by their steps"
         )
+
+
+def _cannot_go_on(recipe: Recipe) -> str:
+    """Why a recipe cannot go on when a rank is lost, and what to use; empty if it can."""
+    schedule = recipe.schedule
+    if isinstance(schedule, Elastic):
+        return ""
+    if not schedule.shape.outlasts:
+        return (
+            f"{schedule} cannot go on without a lost rank; use every_step(), local_sgd(), slowmo() and bmuf() without sharded, "
+            "guard, inner and buffers='average', streaming() with a delay, gossip() of push_sum() or symmetric(), or "
+            "decoupled_diloco"
+        )
+    if "control" in recipe.controller.traits:
+        return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
+    ways = [recipe.exchange, *(rule.exchange for rule in recipe.rules)]
+    strange = [way for way in ways if not isinstance(way, AllReduced | Gathered | Scattered)]
+    if strange:
+        return f"{strange[0]} cannot go on without a lost rank; use allreduce(), gather() or scatter()"
+    if recipe.ranks_per_node > 1:
+        return "the ranks of a node would wait for a lost rank; leave per_node out"
+    return ""
 
 
 def post_fingerprint(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
