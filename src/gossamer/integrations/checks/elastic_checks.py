@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.schedule import Elastic
+from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import differences
 from gossamer.recipe import Recipe
@@ -48,7 +49,7 @@ def _cannot_go_on(recipe: Recipe) -> str:
     if "control" in recipe.controller.traits:
         return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
     ways = [recipe.exchange, *(rule.exchange for rule in recipe.rules)]
-    strange = [way for way in ways if not isinstance(way, AllReduced | Gathered | Scattered)]
+    strange = [way for way in ways if not isinstance(way, AllReduced | Gather | Scatter)]
     if strange:
         return f"{strange[0]} cannot go on without a lost rank; use allreduce(), gather() or scatter()"
     if recipe.ranks_per_node > 1:
