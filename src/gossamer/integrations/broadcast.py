@@ -23,10 +23,10 @@ BUCKET = 25 * 2**20  # bytes sent at once; this much memory is needed beside the
 def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker) -> Program[None]:
     """Copy rank 0's model and optimizer state to all ranks. Frozen parameters are sent only where they differ."""
     device = worker.device
-    frozen = [name for name, p in model.namedparameters_of() if not p.requires_grad]
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     yield from make_model_equal(model, worker, compared=frozen)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
-    mine = [[described(o.state.get(p, {})) for p in parameters_of(o)] for o in whole]
+    mine = [[description(o.state.get(p, {})) for p in parameters_of(o)] for o in whole]
     everyone = yield from tell(mine, device)
     if not any(any(described) for states in everyone for described in states):
         return
@@ -110,7 +110,7 @@ def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def described(state: Mapping[str, Any]) -> dict[str, Any]:
+def description(state: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a parameter's state: tensors by type, shape and whether they are on the CPU, other values as they are."""
     return {key: _entry(value) for key, value in state.items()}
 

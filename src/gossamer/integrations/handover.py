@@ -11,7 +11,7 @@ from gossamer.checkpoints import state as checkpoints
 from gossamer.checkpoints.manifest import HEAD
 from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.integrations.broadcast import adopt, described, parameters_of
+from gossamer.integrations.broadcast import adopt, description, parameters_of
 from gossamer.integrations.handshake import tell
 from gossamer.runtime import Worker, local_part
 
@@ -35,7 +35,7 @@ def hand_over(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker,
         {
             "head": {key: mine[key] for key in HEAD} if gives else {},
             "shared": {key: _form(value) for key, value in shared.items()},
-            "optimizers": [[described(o.state.get(p, {})) for p in parameters_of(o)] for o in equal] if gives else [],
+            "optimizers": [[description(o.state.get(p, {})) for p in parameters_of(o)] for o in equal] if gives else [],
             "hashes": {n: hash_of(t) for n, t in untrained.items()} if gives or how.takes else {},
         },
         worker.device,

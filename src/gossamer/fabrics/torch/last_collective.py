@@ -133,7 +133,7 @@ class Position(NamedTuple):
     """Where a rank was when its generation ended."""
 
     generation: int
-    count: int
+    passed: int  # collectives that it has completed
     has: int  # bytes of the answer of the last collective
     awaits: int  # bytes of the answer that it waits for
 
@@ -172,7 +172,7 @@ def who_gives(positions: Sequence[Position]) -> tuple[int | None, list[int]]:
     """
     latest = max(p.generation for p in positions)
     there = {i: p for i, p in enumerate(positions) if p.generation == latest != NOTHING}
-    most = max((p.count for p in there.values()), default=0)
+    most = max((p.passed for p in there.values()), default=0)
     for giver, its in _at(there, most).items():
         takers = [i for i, p in _at(there, most - 1).items() if p.awaits == its.has]
         if its.has and takers:
@@ -181,4 +181,4 @@ def who_gives(positions: Sequence[Position]) -> tuple[int | None, list[int]]:
 
 
 def _at(there: Mapping[int, Position], count: int) -> dict[int, Position]:
-    return {i: p for i, p in there.items() if p.count == count}
+    return {i: p for i, p in there.items() if p.passed == count}
