@@ -193,11 +193,11 @@ def test_ranks_killed_at_random_moments_leave_the_others_at_work(learners: Calla
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
-        ("first", r"cannot go on without a lost rank"),
+        ("backup(1)", r"cannot go on without a lost rank"),
         ("ad_psgd", r"cannot go on without a lost rank"),
         ("slowmo(4, sharded=True)", r"cannot go on without a lost rank; use .* without sharded"),
         ("gtopk", r"gtopk\(.*cannot go on without a lost rank; use allreduce\(\), gather\(\) or scatter\(\)"),
-        ("accordion", r"counts on the ranks of the start; leave the controller out"),
+        ("accordion(epoch=100)", r"counts on the ranks of the start; leave the controller out"),
     ],
 )
 def test_what_cannot_go_on_is_refused_by_name(recipe: str, why: str) -> None:

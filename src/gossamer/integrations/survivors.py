@@ -72,6 +72,7 @@ class Survivors:
             yield from self._average_models(everyone, takes)
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
         worker.averaging.renews = True
+        self._steps.shared.members_changed(takes[worker.rank])
         self._comes, self._life = False, present.life
 
     def _count_lost(self, comes: bool) -> None:
