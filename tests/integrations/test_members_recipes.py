@@ -122,7 +122,15 @@ class Crew:
 
 
 QUICK = ["allreduce", "topk", "local_sgd(4)", "sgp"]
-LONG = ["qsgd", "powersgd", "gather(qsgd()) + diana()", "gather(topk()) + ef21(eta=1.0)", "slowmo(4)", "bmuf(4)", "diloco(8)"]
+LONG = [
+    "qsgd",
+    "powersgd",
+    "gather(qsgd()) + diana()",
+    "gather(topk()) + ef21(eta=1.0)",
+    "slowmo(4)",
+    "bmuf(4)",
+    "diloco(8)",
+]
 LONG += ["allreduce + streaming(8, fragments=2)", "sparse_loco(4)", "gossip(symmetric())"]
 
 
@@ -178,7 +186,9 @@ EVERY = ["allreduce", "qsgd", "topk", "powersgd", "local_sgd(4)", "slowmo(4)", "
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", EVERY)
-def test_ranks_killed_at_random_moments_leave_the_others_at_work(learners: Callable[..., Learners], recipe: str) -> None:
+def test_ranks_killed_at_random_moments_leave_the_others_at_work(
+    learners: Callable[..., Learners], recipe: str
+) -> None:
     crew, draw = Crew(learners, recipe), random.Random(recipe)
     came = 0
     for _ in range(6):

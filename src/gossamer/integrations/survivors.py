@@ -64,7 +64,7 @@ class Survivors:
                 "checkpoint if there is one"
             )
         giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
-        takes = [not self._mixes and _is_behind(each, everyone[giver]) or each["comes"] for each in everyone]
+        takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
         if any(takes):
             how = Handover(giver, takes[worker.rank], not comes)
             yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)

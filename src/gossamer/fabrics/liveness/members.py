@@ -69,7 +69,9 @@ class Members:
         self.lost: str | None = None  # why the store cannot be reached any more
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
-        self.owes = 0.0  # the norm of what this rank has not sent yet; its heartbeat tells it, for the case that it is lost
+        self.owes = (
+            0.0  # the norm of what this rank has not sent yet; its heartbeat tells it, for the case that it is lost
+        )
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
         self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
