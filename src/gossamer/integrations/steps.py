@@ -341,10 +341,12 @@ class StepLoop:
         """Share buffers where models are equal now; again, if the members change meanwhile."""
         while self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step):
             try:
-                return self._wait_for(self.shared.agree())
+                self._wait_for(self.shared.agree())
             except MembersChanged:
                 if self.worker.recipe.schedule.shape.outlasts == "models":
                     raise
+            else:
+                return
 
     def _wait_for(self, program: Program[T]) -> T:
         alone = self.fabric.size == 1  # no other rank to wait for
