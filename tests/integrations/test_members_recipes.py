@@ -49,7 +49,9 @@ def learn_together(rank: int, size: int, port: int, recipe: str, silence: float,
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0, buffers=how or "local")
+            comm = gossamer.attach(
+                model, optimizer, recipe, group, deadline=30.0, buffers="average" if how else "local"
+            )
             pipe.send(comm.step)
             steps, longest, until, last = [comm.step], 0.0, None, time.monotonic()
             while until is None or comm.step < until:
@@ -130,8 +132,10 @@ LONG = [
     "slowmo(4)",
     "bmuf(4)",
     "diloco(8)",
+    "allreduce + streaming(8, fragments=2)",
+    "sparse_loco(4)",
+    "gossip(symmetric())",
 ]
-LONG += ["allreduce + streaming(8, fragments=2)", "sparse_loco(4)", "gossip(symmetric())"]
 
 
 @pytest.mark.parametrize("recipe", [*QUICK, *(pytest.param(r, marks=pytest.mark.slow) for r in LONG)])

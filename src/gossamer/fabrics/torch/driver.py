@@ -182,7 +182,8 @@ class NetworkDriver:
     def _leave_off(self, handle: Task, verb: Verb, arrived: bool, answer: Any) -> None:
         """End a program whose comm thread is lost, or keep it for when its ranks have met again."""
         if self.last is not None:
-            return self.last.broke(handle, verb, arrived, answer)
+            self.last.broke(handle, verb, arrived, answer)
+            return
         with suppress(RuntimeError):
             handle.program.close()
 

@@ -6,14 +6,25 @@ Afterwards all are at the same place, and none has to undo a step that it has ta
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gossamer.core.memory_pool import MemoryPool
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Compute, Now, Program, Verb, all_gather, all_reduce
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Compute,
+    Now,
+    Program,
+    Read,
+    Verb,
+    all_gather,
+    all_reduce,
+)
 from gossamer.fabrics.torch.comm_thread import Task
 
 NOTHING = -1  # in place of the generation, of a rank that has no earlier one
@@ -44,7 +55,7 @@ class LastCollective:
 
     # -- on the comm thread --------------------------------------------------------------------------------------------
 
-    def heard(self, read: Callable[[int, Tensor], None]) -> Callable[[int, Tensor], None]:
+    def heard(self, read: Read) -> Read:
         """The function that reads gathered wires, which are kept from now on."""
         self._wires = {}
 
@@ -120,16 +131,20 @@ class LastCollective:
                 self.drive_on(tensor.copy_(shared))
             case AllGather(wire, read):
                 wires = [w.to(wire.device) for w in bits.split(wire.numel())]
-                if read is None:
-                    return self.drive_on(wires)
-                for rank in (r for r in range(len(wires)) if r not in self._wires):
-                    read(rank, wires[rank])
-                self.drive_on([])
+                for rank in range(len(wires)) if read is not None else ():
+                    if rank not in self._wires:
+                        _read(read, rank, wires[rank])
+                self.drive_on(wires if read is None else [])
             case _:
                 raise TypeError(f"{type(self.broken.verb).__name__} has an answer of each rank's own")
 
 
-class Position(NamedTuple):
+def _read(read: Read | None, rank: int, wire: Tensor) -> None:
+    if read is not None:
+        read(rank, wire)
+
+
+class RankPosition(NamedTuple):
     """Where a rank was when its generation ended."""
 
     generation: int
@@ -138,19 +153,19 @@ class Position(NamedTuple):
     awaits: int  # bytes of the answer that it waits for
 
     @staticmethod
-    def of(last: LastCollective | None, ranks: int) -> "Position":
+    def of(last: LastCollective | None, ranks: int) -> "RankPosition":
         if last is None:
-            return Position(NOTHING, 0, 0, 0)
-        return Position(last.generation, last.count, last.length, last.awaits(ranks))
+            return RankPosition(NOTHING, 0, 0, 0)
+        return RankPosition(last.generation, last.count, last.length, last.awaits(ranks))
 
 
 def level(last: LastCollective | None, ranks: int, rank: int, device: torch.device) -> Program[None]:
     """Bring all ranks to the same collective; `last` is of the generation that ended, with `ranks` ranks. `rank` is this one now."""
     if last is not None and last.broken is not None and last.broken.arrived and not last.is_resolved:
         last.drive_on(last.broken.answer)
-    mine = Position.of(last, ranks)
+    mine = RankPosition.of(last, ranks)
     wires = yield from all_gather(torch.tensor(mine, dtype=torch.int64).to(device).view(torch.uint8))
-    positions = [Position(*wire.clone().view(torch.int64).tolist()) for wire in wires]
+    positions = [RankPosition(*wire.clone().view(torch.int64).tolist()) for wire in wires]
     giver, takers = who_gives(positions)
     if giver is None:
         return
@@ -161,10 +176,10 @@ def level(last: LastCollective | None, ranks: int, rank: int, device: torch.devi
         last.take(bits.to(CPU))
 
 
-def who_gives(positions: Sequence[Position]) -> tuple[int | None, list[int]]:
+def who_gives(positions: Sequence[RankPosition]) -> tuple[int | None, list[int]]:
     """The first rank that has the answer that others wait for, and those; None where nobody waits for one.
 
-    >>> ahead, behind, new = Position(3, 8, 64, 0), Position(3, 7, 64, 64), Position(NOTHING, 0, 0, 0)
+    >>> ahead, behind, new = RankPosition(3, 8, 64, 0), RankPosition(3, 7, 64, 64), RankPosition(NOTHING, 0, 0, 0)
     >>> who_gives([behind, ahead, new, ahead])
     (1, [0])
     >>> who_gives([ahead, ahead])
@@ -180,5 +195,5 @@ def who_gives(positions: Sequence[Position]) -> tuple[int | None, list[int]]:
     return None, []
 
 
-def _at(there: Mapping[int, Position], count: int) -> dict[int, Position]:
+def _at(there: Mapping[int, RankPosition], count: int) -> dict[int, RankPosition]:
     return {i: p for i, p in there.items() if p.passed == count}
