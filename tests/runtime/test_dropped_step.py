@@ -125,3 +125,38 @@ def test_learned_estimates_agree_again_after_a_change_of_members() -> None:
     drive(bucket.memory.renew(state, 2), _doubled)
     assert torch.equal(state["common"], state["own"])
     assert torch.equal(bucket.memory.join({"common": state["own"]})["own"], state["own"])
+
+
+ROUNDS = ["local_sgd(2)", "slowmo(2)", "bmuf(2)", "diloco(2)", "gather(topk(0.2)) + error_feedback() + slowmo(2)"]
+
+
+def rounds_of(recipe: str, keeps: bool, breaks_at: int) -> tuple[Worker, nn.Module, int]:
+    """Four local steps with an average after the second and the fourth; the last is how many requests were left to a failure."""
+    worker, model = make(recipe)
+    worker.averaging.keeps = keeps
+    optimizer: Any = worker.optimizer
+    network = Breaking(breaks_at)
+
+    def descend() -> bool:
+        generator = torch.Generator().manual_seed(worker.step)
+        for p in model.parameters():
+            p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+        return True
+
+    for _ in range(4):
+        drive(worker.train_step([], descend, lambda: None), network.answer)
+    return worker, model, network.left
+
+
+@pytest.mark.parametrize("recipe", ROUNDS)
+def test_a_round_whose_average_fails_runs_again_with_what_each_has_given(recipe: str) -> None:
+    plain, alike, _ = rounds_of(recipe, False, 0)
+    _, _, left = rounds_of(recipe, True, 0)  # where nobody is lost, nothing changes to the bit
+    collectives = -left
+    assert collectives >= 2
+    for breaks_at in (0, *range(1, collectives + 1)):
+        worker, model, left = rounds_of(recipe, True, breaks_at)
+        assert left < 0
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), alike.parameters(), strict=True))
+        assert same(kept(worker), kept(plain))
