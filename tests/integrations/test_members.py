@@ -280,12 +280,12 @@ def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callabl
         assert "the store that holds the list of members does not answer" in str(error)
 
 
-def test_a_recipe_that_waits_for_all_is_refused() -> None:
+def test_a_recipe_that_cannot_go_on_is_refused() -> None:
     group = Members(HashStore(), 0, 2)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(GossamerError, match=r"members\(\) with .*it waits for all ranks.*use decoupled_diloco"):
-        gossamer.attach(model, optimizer, "diloco(4)", group)
+    with pytest.raises(GossamerError, match=r"members\(\) with .*cannot go on without a lost rank.*decoupled_diloco"):
+        gossamer.attach(model, optimizer, "ad_psgd", group)
     with pytest.raises(GossamerError, match="leave nodes out"):
         gossamer.attach(model, optimizer, "decoupled_diloco(4)", group, nodes=2)
     with pytest.raises(GossamerError, match="weight must be a number of 0 or more"):

@@ -35,6 +35,13 @@ def save(worker: Worker) -> dict[str, Any]:
 
     Tensors of one rank carry its number, so no two ranks' keys are equal.
     """
+    out = entries(worker)
+    seal(out, worker.rank)
+    return out
+
+
+def entries(worker: Worker) -> dict[str, Any]:
+    """What `save` returns, without the table of contents."""
     out: dict[str, Any] = {
         "format": FORMAT,
         "gossamer": __version__,
@@ -57,8 +64,25 @@ def save(worker: Worker) -> dict[str, Any]:
             for key, tensor in _entries(states, bucket, role, worker).items():
                 where = "equal" if _policy(bucket, role, key, worker) == "equal" else f"rank{worker.rank}"
                 out[f"{where}/{role}/{key}"] = tensor.to("cpu", copy=True)
-    seal(out, worker.rank)
     return out
+
+
+def take_over(worker: Worker, given: Mapping[str, Any], keeps: bool) -> None:
+    """Take another rank's entries that are equal on all ranks; `keeps` this rank's own, which else begin at zero."""
+    mine = {k.removeprefix(f"rank{worker.rank}/"): v for k, v in (entries(worker) if keeps else {}).items()}
+    own = {k: v for k, v in mine.items() if isinstance(v, Tensor) and not k.startswith("equal/")}
+    equal = {k.removeprefix("equal/"): v for k, v in given.items() if k.startswith("equal/")}
+    found = Manifest({**given, "size": worker.size}, equal, {worker.rank: own})
+    states = [{role: _restore(bucket, role, found, worker) for role in ROLES} for bucket in worker.buckets]
+    worker.step, worker.averaging.unit = given["step"], given["unit"]
+    landing = {i: s["schedule"].pop("pending") for i, s in enumerate(states) if "pending" in s["schedule"]}
+    worker.in_flight.restore(landing, [], {})
+    for bucket, state in zip(worker.buckets, states, strict=True):
+        if not keeps:
+            state["memory"] = bucket.memory.join(state["memory"])
+        bucket.states.update(state)
+        if "anchor" in state["schedule"]:
+            bucket.write(state["schedule"]["anchor"])
 
 
 def load(worker: Worker, saved: "Mapping[str, Any] | Sequence[Mapping[str, Any]]") -> None:

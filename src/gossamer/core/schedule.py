@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ class Shape:
     lr_factor: float = 1.0  # on the learning rate while this schedule is in force
     counts_alike: bool = False  # some average gives all ranks equal weight, whatever their weights
     lane: str = ""  # the comm thread for programs that run between steps; empty where there are none
+    # Under members(), what a change of members costs: the step under way is dropped ("step"), the round's average runs again
+    # ("round"), or models are averaged exactly ("models"); empty: it cannot go on.
+    outlasts: Literal["", "step", "round", "models"] = ""
     serves: bool = False  # some rank on that comm thread answers requests as they arrive, until all clients have left
 
 

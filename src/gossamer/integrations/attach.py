@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from gossamer.codecs.warm import warm
 from gossamer.core.constraints import Constraint
 from gossamer.core.errors import AttachError
+from gossamer.core.schedule import Elastic
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -39,6 +40,7 @@ from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
+from gossamer.integrations.survivors import Survivors
 from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
 
@@ -116,7 +118,7 @@ def attach(
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
-        refuse_members(group, Recipe.of(recipe), nodes)
+        refuse_members(group, Recipe.of(recipe), nodes, weight, scaler)
         check_weight(weight)
         group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
@@ -167,11 +169,17 @@ def attach(
         )
         backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
-        if comes:
+        if fabric.members is not None and not isinstance(worker.recipe.schedule, Elastic):
+            steps.survivors = Survivors(steps, comes)
+        if comes:  # the others wait to hand over what they have agreed on
             worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
             if worker.ranks.weights:
                 refuse_weights(worker)
-            fabric.run(worker.begin(), "attach")  # the others wait to hand over what they have agreed on
+            if steps.survivors is None:
+                fabric.run(worker.begin(), "attach")
+            else:
+                steps.survivors.join_in()
+                steps.take_part()
             meter.restart()
         if fabric.members is not None:
             fabric.members.at_work()

@@ -1,12 +1,13 @@
 """Backward: autograd hooks that send gradients during backward; `backward()` returns with averaged gradients."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, MembersChanged
 from gossamer.core.schedule import together
 from gossamer.core.verbs import Program, join
 from gossamer.integrations import consensus
@@ -147,7 +148,8 @@ class Backward:
         unused = self._buckets.finish()
         if self.find_unused:
             self._ask_who_used(unused)
-        self.steps.begin()
+        if not self.steps.begin():
+            return
         if not self.worker.averaging.finite and "waits for few" in self.worker.recipe.schedule.traits:
             self._forget([*self.worker.params])  # as on late ranks, which never apply such an update
             return
@@ -155,7 +157,8 @@ class Backward:
             own = [g for param in self.worker.params.values() if (g := param.gradient) is not None]
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
             ranks = together(self.worker.recipe.schedule, self.worker.rank, self.worker.size)
-            self.fabric.run(self.worker.averaging.name_spoilers(fine, ranks), "backward", self.worker.step)
+            with suppress(MembersChanged):
+                self.fabric.run(self.worker.averaging.name_spoilers(fine, ranks), "backward", self.worker.step)
         self.worker.update_step.put()
         if self.find_unused:
             self._forget_unused(unused)

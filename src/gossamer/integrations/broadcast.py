@@ -26,14 +26,14 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     yield from make_model_equal(model, worker, compared=frozen)
     whole = [o for o in optimizers if type(o).__name__ != "ZeroRedundancyOptimizer"]  # a shard is each rank's own
-    mine = [[_described(o.state.get(p, {})) for p in _parameters(o)] for o in whole]
+    mine = [[description(o.state.get(p, {})) for p in parameters_of(o)] for o in whole]
     everyone = yield from tell(mine, device)
     if not any(any(described) for states in everyone for described in states):
         return
     tensors = list[Tensor]()
     for optimizer, described in zip(whole, everyone[0], strict=True):
-        for parameter, entries in zip(_parameters(optimizer), described, strict=True):
-            tensors += _adopt(optimizer, parameter, entries)
+        for parameter, entries in zip(parameters_of(optimizer), described, strict=True):
+            tensors += adopt(optimizer, parameter, entries)
     yield from broadcast(tensors, worker.rank, device)
 
 
@@ -106,11 +106,11 @@ def _as(piece: Tensor, wire: Tensor) -> Tensor:
     return wire[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _described(state: Mapping[str, Any]) -> dict[str, Any]:
+def description(state: Mapping[str, Any]) -> dict[str, Any]:
     """Describe a parameter's state: tensors by type, shape and whether they are on the CPU, other values as they are."""
     return {key: _entry(value) for key, value in state.items()}
 
@@ -123,7 +123,7 @@ def _entry(value: Any) -> Any:
     return {"other": type(value).__name__}
 
 
-def _adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) -> list[Tensor]:
+def adopt(optimizer: Optimizer, parameter: Tensor, entries: Mapping[str, Any]) -> list[Tensor]:
     """Give a parameter's state the entries of rank 0's; return its tensors, whose values are still to be copied."""
     if not entries:
         optimizer.state.pop(parameter, None)

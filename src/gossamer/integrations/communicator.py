@@ -10,7 +10,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
-from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError, MembersChanged, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
@@ -109,7 +109,7 @@ class Communicator:
 
     @property
     def dropped(self) -> list[int]:
-        """Steps at which this rank's gradient was too late and was not used."""
+        """Steps at which this rank's gradient was not used: too late, or dropped when the members changed."""
         return list(self.worker.record.dropped_steps)
 
     @property
@@ -355,6 +355,8 @@ class Communicator:
         while True:
             try:
                 return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
+            except MembersChanged:
+                consensus.restore(self.model, own)
             except PeerError as failure:
                 if self.fabric.members is not None:
                     consensus.restore(self.model, own)

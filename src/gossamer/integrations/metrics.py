@@ -157,6 +157,7 @@ class Meter:
             **self._ratio("ratio_to_dense", self._first, now),
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
+            "lost_residual": worker.record.lost_residual,
             "dropped_steps": float(len(worker.record.dropped_steps)),
             **(
                 {"accepted_share": worker.record.accepted[worker.ranks.number] / worker.record.closed_steps}

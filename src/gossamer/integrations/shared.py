@@ -32,12 +32,14 @@ class SharedBuffers:
         self._versions = dict[str, int | None]()
         self._lively = list[str]()  # buffers that changed at the last sharing, expected to change again
         self._asked: tuple[list[str], Handle[Tensor]] | None = None
+        self._anew = False  # True if the members have changed, so that ranks expect other buffers to change
         if policy in SHARED:
             self._keep(floats(model))
 
     def ask(self) -> Program[None]:
         """Start to exchange flags of changed buffers, if no change is expected; `agree` uses the result."""
         worker = self._worker
+        self._forget_if_told()
         if (
             self._lively
             or not self.agreed
@@ -55,6 +57,7 @@ class SharedBuffers:
         """
         if self.policy not in SHARED or not (now := floats(self._model)):
             return
+        self._forget_if_told()
         asked, self._asked = self._asked, None
         expected = {name: now[name] for name in self._lively if name in now}
         if expected:
@@ -88,6 +91,17 @@ class SharedBuffers:
     def forget(self) -> None:
         """Forget what is expected to change, after all ranks have loaded another model."""
         self._lively, self._asked = [], None
+
+    def members_changed(self, takes: bool) -> None:
+        """Expect no change at the next step; a rank that `takes` another's buffers has those as their last shared values."""
+        self._anew = True
+        if takes and self.policy in SHARED:
+            self._keep(floats(self._model))
+
+    def _forget_if_told(self) -> None:
+        if self._anew:
+            self._anew = False
+            self.forget()
 
     def _keep(self, buffers: Named) -> None:
         self.agreed |= {name: b.detach().clone() for name, b in buffers.items()}

@@ -16,6 +16,7 @@ class StepState(Enum):
     READY = "the schedule waits for the optimizer step"
     MIXED = "gradients of this rank only were added to averaged ones"
     STEPPING = "some optimizers have had their turn"
+    DROPPED = "the members have changed, and its gradients are dropped"
     CATCHING_UP = "updates that this rank has missed are applied"
 
 
@@ -28,6 +29,7 @@ class StepEvent(Enum):
     ADD = "a backward pass under no_sync() added gradients of this rank only"
     TURN = "an optimizer stepped, or its step was left out"
     END = "the schedule ran to its end"
+    DROP = "the members have changed before its gradients were agreed on"
     FORGET = "a checkpoint was loaded"
 
 
@@ -35,6 +37,8 @@ TRANSITIONS = {
     (StepState.IDLE, StepEvent.BEGIN): StepState.READY,
     (StepState.IDLE, StepEvent.MISS): StepState.CATCHING_UP,
     (StepState.CATCHING_UP, StepEvent.CATCH_UP): StepState.IDLE,
+    (StepState.IDLE, StepEvent.DROP): StepState.DROPPED,
+    (StepState.DROPPED, StepEvent.END): StepState.IDLE,
     (StepState.READY, StepEvent.ADD): StepState.MIXED,
     (StepState.IDLE, StepEvent.TURN): StepState.STEPPING,  # one rank, whose schedule has nothing to do
     (StepState.READY, StepEvent.TURN): StepState.STEPPING,

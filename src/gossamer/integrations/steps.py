@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, MembersChanged
 from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -22,6 +22,7 @@ from gossamer.integrations.handshake import compare
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.step_state import StepEvent, StepState, after
+from gossamer.integrations.survivors import Survivors
 from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class StepLoop:
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
+        self.survivors: Survivors | None = None  # under members(): what happens when they change
+        self.stage = 0  # of this step: 1 when its optimizers have stepped, 2 when its schedule has ended
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
         self._turns = Counter[Optimizer]()  # number of steps of each optimizer
@@ -84,16 +87,53 @@ class StepLoop:
 
     # -- beginning, skipping and ending a step -----------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Run the schedule up to the optimizer step."""
+    def begin(self) -> bool:
+        """Run the schedule up to the optimizer step; False if the members have changed, and the step is dropped."""
         if not self.averages_gradients:  # else backward has done this
             self.follow()
             self.ask_for_buffers()
         steps = self.worker.steps()
-        while missed := self._wait_for(until_optimizer_step(steps)):
-            self.worker.update_step.make_up(missed, self._step_for_it, self.before_step)
+        try:
+            while missed := self._wait_for(until_optimizer_step(steps)):
+                self.worker.update_step.make_up(missed, self._step_for_it, self.before_step)
+        except MembersChanged:
+            self._drop()
+            return False
         self._under_way = steps
         self._note(StepEvent.BEGIN)
+        return True
+
+    def _drop(self) -> None:
+        """Drop this step: no parameter has a gradient, so that optimizers leave all as it is."""
+        self.worker.drop()
+        self.shared.let_go()
+        self.on_new_channels()  # a comm thread that is lost may still write to the buckets of this step
+        self.worker.update_step.put()
+        self._note(StepEvent.DROP)
+        self.take_part()
+
+    def take_part(self) -> None:
+        """Take part in the rest of a step that the others are in the midst of, and whose beginning this rank has taken over."""
+        stage, self.survivors_rest = self.survivors_rest, 0
+        if not stage:
+            return
+        self.stage = stage
+        if stage == 1:
+            steps = self.worker.steps()
+            self._wait_for(until_optimizer_step(steps))
+            self._wait_for(after_optimizer_step(steps, True))
+        self._share_buffers()
+        self.worker.end_step(True)
+        self.stage = 0
+
+    @property
+    def survivors_rest(self) -> int:
+        return 0 if self.survivors is None else self.survivors.rest
+
+    @survivors_rest.setter
+    def survivors_rest(self, stage: int) -> None:
+        if self.survivors is not None:
+            self.survivors.rest = stage
 
     def ask_for_buffers(self) -> None:
         """Start to ask which buffers changed, before anything else is sent, so that the step's end need not wait for it."""
@@ -114,6 +154,8 @@ class StepLoop:
         `arriving` is the parameter whose new gradient shows it, during a backward pass; buffers must not be written then,
         since autograd has saved them.
         """
+        if self.state is StepState.DROPPED:
+            self._note(StepEvent.END)
         if self._under_way is None:
             return
         inside = arriving is not None
@@ -178,6 +220,8 @@ class StepLoop:
         if optimizer in self._done:  # the other optimizers have not stepped
             self.settle_skipped()
         call = self._serve(optimizer, args, kwargs)
+        if self.state is StepState.DROPPED:
+            return call
         if not self._done:
             self._first_is_about_to_step(optimizer)
         self.worker.update_step.enter(optimizer)
@@ -222,7 +266,7 @@ class StepLoop:
             refuse_untold(self.worker.recipe, optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.state is StepState.CATCHING_UP:
+        if self.state in (StepState.CATCHING_UP, StepState.DROPPED):
             return
         self._turns[optimizer] += 1
         self._end_turn(optimizer, stepped=True)
@@ -252,6 +296,9 @@ class StepLoop:
         self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
+        if over and self.survivors is not None:
+            self.survivors.between_steps()
+            self.take_part()
 
     def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
         """True if the user has cleared the averaged gradients: all but the one that arrives are None or zero."""
@@ -274,15 +321,32 @@ class StepLoop:
         self._note(StepEvent.END)
         assert steps is not None
         buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.shape.averages_gradients
-        self._wait_for(after_optimizer_step(steps, descended))
-        agreed = self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step)
-        if agreed and share and self.fabric.size > 1:
-            self._wait_for(self.shared.agree())
+        self.stage = 1
+        try:
+            self._wait_for(after_optimizer_step(steps, descended))
+            self.stage = 2
+            if share and self.fabric.size > 1:
+                self._share_buffers()
+        except MembersChanged:
+            if self.worker.recipe.schedule.shape.outlasts != "models":  # else they are equal now, and the step is over
+                raise
         self.shared.let_go()
         self.worker.end_step(descended)
+        self.stage = 0
         self.doubts.look_for_spoilers()
         if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
             self.on_new_channels()
+
+    def _share_buffers(self) -> None:
+        """Share buffers where models are equal now; again, if the members change meanwhile."""
+        while self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step):
+            try:
+                self._wait_for(self.shared.agree())
+            except MembersChanged:
+                if self.worker.recipe.schedule.shape.outlasts == "models":
+                    raise
+            else:
+                return
 
     def _wait_for(self, program: Program[T]) -> T:
         alone = self.fabric.size == 1  # no other rank to wait for

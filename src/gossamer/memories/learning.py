@@ -37,6 +37,15 @@ class Learning(Memory):
             state["own"] = torch.sub(state["own"], owed, alpha=times)
         return "own" in state
 
+    def renew(self, state: State, size: int) -> Program[None]:
+        """The common estimate is the mean of those of the ranks that are present."""
+        if "own" in state:
+            state["common"] = (yield from all_reduce(state["own"].clone())).div_(size)
+
+    def join(self, state: State) -> State:
+        """A rank that joins starts its own estimate at the common one."""
+        return state | {"own": state["common"]} if "common" in state else state
+
     def learn(self, block: Bucket, state: State, send: Sender, context: Context, rate: float) -> Program[Tensor]:
         """Send the difference; return old h + mean difference, and move both estimates by `rate` of it."""
         if self.begins and "own" not in state:

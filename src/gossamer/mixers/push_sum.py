@@ -46,6 +46,10 @@ class PushSum(Mixer):
     topology: Topology = Exponential()
 
     @property
+    def forgets(self) -> bool:
+        return True
+
+    @property
     def prelude(self) -> int:
         return self.topology.prelude
 

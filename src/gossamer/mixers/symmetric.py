@@ -48,6 +48,10 @@ class Symmetric(Mixer):
     weights: Literal["metropolis", "given"] = "metropolis"
 
     @property
+    def forgets(self) -> bool:
+        return True
+
+    @property
     def prelude(self) -> int:
         return self.topology.prelude
 

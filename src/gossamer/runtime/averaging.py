@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
-from gossamer.core.contracts import ARREARS, Context, Exchange, RankTimes, ReduceResult
+from gossamer.core.contracts import ARREARS, Context, Exchange, Memory, RankTimes, ReduceResult
+from gossamer.core.errors import MembersChanged
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Among, Program, all_gather, all_reduce, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
+from gossamer.runtime.buckets import settle_owners
 from gossamer.runtime.in_flight import Carried, InFlight
 from gossamer.runtime.pending_commit import PendingCommit
 
@@ -37,6 +39,10 @@ class Averaging:
         # How an integration sets the parameters' gradients to the means; this frees their own gradients' memory.
         self.hand_over: Callable[[], None] | None = None
         self._gradients = InFlight()  # this step's averages
+        self.keeps = (
+            False  # values given up for an average are not overwritten, so that it can run again without a lost rank
+        )
+        self.renews = False  # the next average follows a change of members
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -89,8 +95,12 @@ class Averaging:
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         """Wait for the average of these buckets; None if it is not finite."""
         worker, flights = self._worker, self._worker.in_flight.of(which)
-        for flight in flights:
-            yield from self.settle(flight)
+        try:
+            for flight in flights:
+                yield from self.settle(flight)
+        except MembersChanged:
+            worker.in_flight.pop(which)
+            raise
         worker.in_flight.pop(which)
         lost = any(flight.lost for flight in flights)
         if lost:
@@ -121,9 +131,23 @@ class Averaging:
     def settle(self, flight: InFlight) -> Program[None]:
         """Wait for an average in flight, and commit the memories' pending states."""
         if flight.handles:
-            (yield from self._arrive(flight)).commit()
+            held = yield from self._arrive(flight)
+            held.commit()
+            self.has_renewed(held)
             if flight.lost:
                 self._worker.optimizer_state.heal()
+
+    def drop(self) -> None:
+        """Drop this step's gradients under way; memories stay as they were before the step."""
+        self._gradients, self.means, self.held = InFlight(), [], PendingCommit()
+        self.besides, self.besides_values = None, []
+
+    def settle_or_drop(self) -> Program[None]:
+        """Of averages that complete at a later step, settle those that have arrived, and drop those that never will."""
+        for flight in self._worker.in_flight.averages:
+            if all(handle.done() and not handle.failed() for handle in flight.handles.values()):
+                yield from self.settle(flight)
+        self._worker.in_flight.drop_unarrived()
 
     def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
         """Count which ranks made an average non-finite. `fine`: this rank's input is finite.
@@ -137,6 +161,11 @@ class Averaging:
         guilty = [rank for rank, flag in zip(ranks, answers, strict=True) if int(flag)]
         worker.record.spoilt.update(guilty)
         worker.record.row = Counter({rank: worker.record.row[rank] + 1 for rank in guilty})
+
+    def has_renewed(self, held: PendingCommit) -> None:
+        """What is equal on all ranks is so again, once an average after the change of members was committed."""
+        if held.renewed and held.drafts:
+            self.renews = False
 
     # -- one bucket --------------------------------------------------------------------------------------------------
 
@@ -155,6 +184,7 @@ class Averaging:
         program = yield from worker.controller.times.around(index, program, flat)
         handle = yield from start(program, bucket.name, worker.step)
         flight.add(index, handle, drafts)
+        flight.renewed = flight.renewed or self.renews
 
     def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[PendingState]]:
         """The program that averages one bucket's values, and the pending states to commit when all buckets have arrived.
@@ -163,9 +193,10 @@ class Averaging:
         """
         worker, bucket = self._worker, self._worker.buckets[index]
         meter = worker.measurement.meter(worker.step, worker.controller.times.due.measures_error)
-        block = Bucket(flat, bucket.layout, flat if meter is None else None)
+        block = Bucket(flat, bucket.layout, flat if meter is None and not self.keeps else None)
         # No average of an earlier step is in flight.
         self.unit = loss_scale.follow(worker.buckets, self.unit, worker.scale)
+        settle_owners(bucket, worker.size)
         kept, carried, found = (
             PendingState(bucket.states["memory"]),
             PendingState(bucket.states["exchange"]),
@@ -183,6 +214,8 @@ class Averaging:
             return result
 
         average = bucket.memory.around(block, kept, send, worker.context(index))
+        if self.renews:
+            average = _renewed(average, bucket.memory, kept, worker.size)
         if ARREARS in kept:
             average = _with(average, kept, found, worker.size)
         return _carry(average, flat, found), [kept, carried]
@@ -193,10 +226,10 @@ class Averaging:
         They are not committed here: the means may still be dropped.
         """
         peaks = list[Tensor]()
-        handles, flight.handles = flight.handles, {}
-        for index, handle in handles.items():
+        for index, handle in flight.handles.items():
             flight.means[index], largest = yield from join(handle)
             peaks.append(largest)
+        flight.handles = {}
         also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
         answers, self.besides = read_numbers(*peaks, *also), None
         self.finite = self._worker.replica.all(all(map(isfinite, answers[: len(peaks)])))
@@ -204,7 +237,7 @@ class Averaging:
         if self.finite:
             self._worker.record.row.clear()
         flight.lost = not self.finite
-        held, flight.drafts = PendingCommit(flight.drafts if self.finite else []), []
+        held, flight.drafts = PendingCommit(flight.drafts if self.finite else [], renewed=flight.renewed), []
         return held
 
 
@@ -223,6 +256,12 @@ def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], siz
     total = yield from all_reduce(kept.pop(ARREARS).clone())
     found.clear()
     return mean.add_(total, alpha=1 / size)
+
+
+def _renewed(average: Program[Tensor], memory: Memory, kept: PendingState, size: int) -> Program[Tensor]:
+    """Agree on what a memory holds equal on all ranks, then average."""
+    yield from memory.renew(kept, size)
+    return (yield from average)
 
 
 def _mean_of(average: Program[ReduceResult]) -> Program[Tensor]:

@@ -30,6 +30,7 @@ class BucketState:
     shift: float
     fragment: int = 0  # the schedule's fragment of the model
     group: int = 0  # the optimizer's parameter group, for parts that use its learning rate
+    owned_by: int = 1  # the number of ranks that own its chunks
     states: dict[str, State] = field(default_factory=lambda: {role: {} for role in ROLES})
 
     @property
@@ -178,6 +179,13 @@ def settle(bucket: BucketState, size: int) -> None:
         bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
 
 
+def settle_owners(bucket: BucketState, size: int) -> None:
+    """Settle a bucket whose chunks had other owners until now."""
+    if bucket.owned_by != size:
+        settle(bucket, bucket.owned_by)
+        bucket.owned_by = size
+
+
 def owners(bucket: BucketState, exchange: State) -> list[str]:
     """The keys of the state entries that chunk owners keep."""
     return [key for key in exchange if bucket.exchange.policy(word(key)) == "owner"]
@@ -215,4 +223,4 @@ def _channel(recipe: Recipe, members: Mapping[str, Param], group: int, fragment:
             "exchange that works on smaller buckets, such as gather(topk())"
         )
     shift = memory.follow(exchange.omega(layout, size))
-    return BucketState(layout, tuple(members.values()), exchange, memory, shift, fragment, group)
+    return BucketState(layout, tuple(members.values()), exchange, memory, shift, fragment, group, size)

@@ -47,6 +47,10 @@ class ControllerRunner:
             bucket = self._worker.buckets[index]
             self._own[index] = numbers(controller, self._unscaled(flat, bucket), bucket.exchange)
 
+    def drop(self) -> None:
+        """Forget the statistics of a step that is dropped."""
+        self._own.clear()
+
     def ask(self) -> Program[Handle[Any] | None]:
         """Start summing the statistics over all ranks."""
         if not self._own:

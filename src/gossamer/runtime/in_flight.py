@@ -23,6 +23,7 @@ class InFlight:
     drafts: list[PendingState] = field(default_factory=list[PendingState])  # the state changes to commit
     given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of this rank's input
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived
+    renewed: bool = False  # true if they were launched after a change of members, before anything else was
     lost: bool = False  # true if a mean is not finite
 
     def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
@@ -59,6 +60,14 @@ class InFlightTable:
     def pop(self, which: Iterable[int]) -> None:
         for i in which:
             self._flights.pop(i, None)
+
+    def drop_unarrived(self) -> None:
+        """Drop all averages and messages that are still under way."""
+        self._flights = {i: flight for i, flight in self._flights.items() if not flight.handles}
+        self._handles = {}
+
+    def drop_messages(self) -> None:
+        self._handles, self._arrived = {}, {}
 
     def landing(self) -> dict[int, Tensor]:
         """The means that have arrived, by bucket."""

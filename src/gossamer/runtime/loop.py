@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Exchange, Update
+from gossamer.core.errors import MembersChanged
 from gossamer.core.loop import (
     Averages,
     ErrorMeter,
@@ -93,6 +94,16 @@ class WorkerAverages(Averages):
         if self._counts != 1:
             values = [value.mul_(self._counts) for value in values]
         yield from self._worker.averaging.launch(self._loop.which, values, over)
+
+    def of(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[list[Tensor] | None]:
+        """Average; after a change of members once more, among those who are there, with what each has given."""
+        while True:
+            yield from self.launch(values, over)
+            try:
+                return (yield from self.wait())
+            except MembersChanged:
+                if not self._worker.averaging.keeps:
+                    raise
 
     def wait(self) -> Program[list[Tensor] | None]:
         return (yield from self._worker.averaging.land(self._loop.which))

@@ -14,6 +14,8 @@ class PendingCommit:
     decided: Recipe | None = None
     words: list[str] = field(default_factory=list[str])  # that say what was decided
 
+    renewed: bool = False  # they also agree again on what is equal on all ranks, after a change of members
+
     def commit(self) -> None:
         for draft in self.drafts:
             draft.commit()
@@ -21,4 +23,4 @@ class PendingCommit:
     def settle(self) -> None:
         """Commit the pending states after the optimizer step; the controller's decision waits for the end of the step."""
         self.commit()
-        self.drafts = []
+        self.drafts = self.drafts[:0]

@@ -8,7 +8,7 @@ from gossamer.core.events import Presence
 from gossamer.core.loop import Ranks
 from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Present
-from gossamer.runtime.buckets import settle
+from gossamer.runtime.buckets import settle_owners
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -24,10 +24,16 @@ class WorkerRanks(Ranks):
 
     def regroup(self, present: Present) -> None:
         """Continue with the ranks present; owners of chunks change."""
+        if self.present.ranks != present.ranks:
+            for bucket in self._worker.buckets:
+                settle_owners(bucket, len(present.ranks))
+        self.renumber(present)
+
+    def renumber(self, present: Present) -> None:
+        """Count the ranks present; chunks change owners at their next average, once all that is pending is committed."""
         before, self.present = self.present, present
         if before.ranks != present.ranks:
-            for bucket in self._worker.buckets:
-                settle(bucket, self.size)
+            self.weights = ()
             self.rank, self.size = present.place, len(present.ranks)
             for bucket in self._worker.buckets:
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))

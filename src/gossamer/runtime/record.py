@@ -22,6 +22,7 @@ class RunRecord(RecordView):
         self._worker = worker
         self.listener: Listener | None = None
         self.skipped = 0  # steps without optimizer step
+        self.lost_residual = 0.0  # norms of what lost ranks had not sent, as they last told them, summed
         self.dropped_rounds = 0  # averages of models that were not finite
         self.spoilt = Counter[int]()  # the number of averages that each rank made non-finite
         self.row = Counter[int]()  # and how many of them in a row, up to the last average

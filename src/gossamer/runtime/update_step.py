@@ -42,6 +42,10 @@ class UpdateStep:
         self._drafts[index] = PendingState(bucket.states["update"])
         return update.sent(Bucket(flat, bucket.layout), self._drafts[index], scale)
 
+    def drop(self) -> None:
+        """Forget what was sent for a step that is dropped."""
+        self._drafts.clear()
+
     def redirect(self) -> list[PendingState]:
         """Replace the gradients, after unscaling and clipping, with the directions of the recipe's update.
 

@@ -149,10 +149,19 @@ class Worker:
         """Drop this step's gradients and the changes that memories and controllers made for them."""
         self.averaging.held = PendingCommit()
 
+    def drop(self) -> None:
+        """Drop the step under way: neither model nor memories change, and its number is that of the next one."""
+        self.averaging.drop()
+        self.update_step.drop()
+        self.controller.drop()
+        self.record.dropped(self.step)
+        self.record.samples = []
+
     def end_step(self, descended: bool = True) -> None:
         """Count the step, commit the memories' states, and apply the controller's decision."""
         held, self.averaging.held = self.averaging.held, PendingCommit()
         held.commit()
+        self.averaging.has_renewed(held)
         self.controller.say(held.words)
         self.controller.times.step_ends(self.loss)
         self.record.samples, self.loss = [], None

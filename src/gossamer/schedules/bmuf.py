@@ -66,7 +66,8 @@ class BMUF(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=self._slow(self._momentum(1)).shape.works_alone)
+        slow = self._slow(self._momentum(1)).shape
+        return Shape(period=self.every, works_alone=slow.works_alone, outlasts=slow.outlasts)
 
     def policy(self, key: str) -> Policy:
         return self._slow(0.0).policy(key)

@@ -60,7 +60,12 @@ class EveryStep(Schedule):
     @cached_property
     def shape(self) -> Shape:
         return Shape(
-            averages_gradients=True, works_alone=True, nests=True, micro_batches=self.micro_batches, lr_factor=self.rate
+            averages_gradients=True,
+            works_alone=True,
+            nests=True,
+            micro_batches=self.micro_batches,
+            lr_factor=self.rate,
+            outlasts="step",
         )
 
     @property

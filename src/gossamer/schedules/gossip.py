@@ -91,6 +91,7 @@ class Gossip(Schedule, BetweenNodes):
             mixer=self._mixer,
             mixes=not self.exact,
             nests=True,
+            outlasts="models" if self.per_node == 1 and self.mixer.forgets else "",
         )
 
     def between_nodes(self, per_node: int) -> Schedule:

@@ -45,7 +45,7 @@ class LocalSGD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, prelude=self.warmup)
+        return Shape(period=self.every, prelude=self.warmup, outlasts="round")
 
     def ends_round(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0

@@ -136,7 +136,21 @@ class SlowMo(Schedule, BetweenNodes):
     @cached_property
     def shape(self) -> Shape:
         base, moves = self.base.shape, self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
-        return replace(base, period=self.every, works_alone=moves or base.works_alone, mixes=False, nests=False)
+        plain = (
+            self.inner is None
+            and self.average
+            and not self.sharded
+            and self.guard is None
+            and self.buffers != "average"
+        )
+        return replace(
+            base,
+            period=self.every,
+            works_alone=moves or base.works_alone,
+            mixes=False,
+            nests=False,
+            outlasts="round" if plain else "",
+        )
 
     # -- properties of the base, and of the rounds ---------------------------------------------------------------------
 

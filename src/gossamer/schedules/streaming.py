@@ -7,6 +7,7 @@ from typing import Annotated, Literal, final
 import torch
 
 from gossamer.core.constraints import Constraint, excludes
+from gossamer.core.errors import MembersChanged
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
@@ -121,7 +122,7 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
+        return Shape(period=self.every, works_alone=True, outlasts="round" if self.delay else "")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -158,7 +159,10 @@ class Streaming(Schedule):
 
     def _land(self, fragment: Loop) -> Program[None]:
         """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
-        means = yield from fragment.averages.wait()
+        try:
+            means = yield from fragment.averages.wait()
+        except MembersChanged:  # this round is left out: what was learned in it is sent with the next
+            return
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
         for place, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
             outer.take(place, mean, lr)

@@ -96,5 +96,13 @@ class Memory(Part):
             return {} if arrears is None else {ARREARS: arrears}
         return {ARREARS: debt[0] if arrears is None else debt[0] + arrears}
 
+    def renew(self, state: State, size: int) -> Program[None]:
+        """Agree again on entries that are equal on all ranks, after ranks were lost or have come; `size` ranks are present."""
+        yield from ()
+
+    def join(self, state: State) -> State:
+        """The state with which a rank joins others at work, given their equal entries."""
+        return state
+
     @abstractmethod
     def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]: ...

@@ -46,6 +46,11 @@ class Mixer(Part):
         """The number of rounds before its peers repeat."""
         return 0
 
+    @property
+    def forgets(self) -> bool:
+        """True if it can begin anew from equal models at any time: it remembers nothing of its peers."""
+        return False
+
     def policy(self, key: str) -> Policy:
         return "drop"
 

@@ -87,6 +87,10 @@ class Members:
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
         self._works = False  # True once this process trains
+        # The norm of what this rank has not sent yet. Its heartbeat tells it, for the case that it is lost.
+        self.owes = 0.0
+        self.wants_to_know = False  # True once a second: `owes` is to be computed again
+        self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
@@ -106,6 +110,16 @@ class Members:
     def beginning(self) -> SharedStore:
         """Part of the store that was written when training started."""
         return self.store.under(f"epoch/{self.epoch.began}")
+
+    @property
+    def is_called(self) -> bool:
+        """True if some rank has ended this generation, seen by the heartbeat's thread: the members have to meet again."""
+        return self._called == self.epoch.number
+
+    def owed(self, ranks: list[int]) -> float:
+        """The norms that these ranks' last heartbeats told as not sent yet, summed."""
+        beats = self.beats()
+        return sum(beats[r].owes for r in ranks if r in beats)
 
     # -- join and leave ------------------------------------------------------------------------------------------------
     def enter(self, deadline: float) -> None:
@@ -269,7 +283,7 @@ class Members:
 
     # -- heartbeat -----------------------------------------------------------------------------------------------------
     def _beat(self, count: int) -> None:
-        self.seats.beat(self.life, self.node.local, str(count))
+        self.seats.beat(self.life, self.node.local, f"{count} {self.owes:.9g}")
 
     def _live(self, over: threading.Event) -> None:
         heard, count = dict[int, tuple[Beat, float]](), 0
@@ -292,6 +306,9 @@ class Members:
         heard = {
             r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()
         }
+        self.wants_to_know = True
+        if self.store.flag_is_up(f"epoch/{epoch.number}/broken"):
+            self._called = epoch.number
         patience = {r: LEAVING if beat.has_left else self.silence for r, (beat, _) in heard.items()}
         if any(now - heard[r][1] > patience[r] for r in epoch.ranks if r in heard):
             self._call(epoch.number)

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
+from math import inf
 from typing import Any, NamedTuple, final
 
 from gossamer.core.errors import AttachError

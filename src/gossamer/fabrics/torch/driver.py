@@ -40,6 +40,7 @@ from gossamer.fabrics.torch.connection import Connection, Crossing, refuse
 from gossamer.fabrics.torch.fingerprints import PATIENCE, CollectiveFingerprint, FailureReport, position, read_all
 from gossamer.fabrics.torch.gloo import Gloo
 from gossamer.fabrics.torch.group import RankGroup
+from gossamer.fabrics.torch.last_collective import LastCollective
 from gossamer.fabrics.torch.rendezvous import Meet
 from gossamer.fabrics.torch.timers import request_timer_of
 
@@ -87,6 +88,7 @@ class NetworkDriver:
         self._world = RankGroup(None, self._store, store)
         self._groups: dict[Among, RankGroup] = {None: self._world}
         self.asking = False
+        self.last: LastCollective | None = None  # kept where ranks may be lost
         self.patience = PATIENCE  # seconds that the others have, after a failure, to report their position
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
@@ -169,13 +171,21 @@ class NetworkDriver:
             try:
                 answer = self._answer(verb, handle, halt)
             except _Trouble:  # not for the program to handle: the comm thread is lost
-                with suppress(RuntimeError):
-                    program.close()
+                self._leave_off(handle, verb, False, None)
                 raise
             except Exception as failure:
                 error = failure
             if halt.is_set():
+                self._leave_off(handle, verb, True, answer)
                 raise _Trouble("the comm thread was closed")
+
+    def _leave_off(self, handle: Task, verb: Verb, arrived: bool, answer: Any) -> None:
+        """End a program whose comm thread is lost, or keep it for when its ranks have met again."""
+        if self.last is not None:
+            self.last.broke(handle, verb, arrived, answer)
+            return
+        with suppress(RuntimeError):
+            handle.program.close()
 
     def _answer(self, verb: Verb, handle: Task, halt: threading.Event) -> Any:
         match verb:
@@ -205,6 +215,8 @@ class NetworkDriver:
                     self._compare(group, handle, halt)
                 group.before += 1
                 answer = self._cross(group, verb, handle)
+                if self.last is not None:
+                    self.last.came(verb, answer)
                 if isinstance(verb, AllReduce) and verb.tensor.numel():
                     group.tickets.all_have_come()
                 if _waits_for_all(verb):
@@ -249,6 +261,7 @@ class NetworkDriver:
         """Separate errors and computing time of the program's callbacks from those of the network."""
         match verb:
             case AllGather(_, read) if read is not None:
+                read = read if self.last is None else self.last.heard(read)
                 return replace(verb, read=self._own(read))
             case AllToAll(wires, _, read):
                 promises = [LazyWire(self._own(w.make), w.length) if isinstance(w, LazyWire) else w for w in wires]

@@ -38,6 +38,8 @@ from gossamer.fabrics.liveness.store import SharedStore
 from gossamer.fabrics.torch.comm_thread import CommThread, Task
 from gossamer.fabrics.torch.driver import NetworkDriver
 from gossamer.fabrics.torch.endpoint import Crowd, Endpoint, Timeouts
+from gossamer.fabrics.torch.last_collective import LastCollective
+from gossamer.fabrics.torch.reunion import Reunion
 from gossamer.fabrics.torch.timers import exposed_time_of
 
 T = TypeVar("T")
@@ -84,6 +86,7 @@ class TorchFabric:
         self.standstill = exposed_time_of(device, self._expose)
         self._groups_of: GroupsOf = no_groups
         self._members = group if isinstance(group, Members) else None
+        self._reunion = Reunion(self) if self._members is not None else None
         if self._members is not None:
             self._members.enter(deadline)
         try:
@@ -124,7 +127,25 @@ class TorchFabric:
         """The elastic members; None over a process group."""
         return self._members
 
-    def _regroup(self, failure: Exception) -> Present:
+    @property
+    def reunion(self) -> Reunion | None:
+        """How the members meet again by themselves; None over a process group."""
+        return self._reunion
+
+    def last_on(self, lane: str) -> LastCollective | None:
+        """The last collective of a comm thread, where that is kept."""
+        return self._drivers[lane].last
+
+    @property
+    def drivers(self) -> list[NetworkDriver]:
+        return [*self._drivers.values()]
+
+    def is_open(self, lane: CommThread) -> bool:
+        """True if this is a comm thread of this generation."""
+        return self._lanes.get(lane.name) is lane
+
+    def regroup(self, failure: Exception) -> Present:
+        """Connect to the members that are present; raises `failure` if that does not help."""
         if self._members is None:
             raise failure
         lanes, served = [*self._lanes], self._served
@@ -207,6 +228,7 @@ class TorchFabric:
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         if self._members is not None:
             driver.patience = 0.0  # lost ranks are found by their heartbeat, and the others continue
+            driver.last = None if self._reunion is None else self._reunion.listener()
         lane = CommThread(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
         self._served |= {name} if served else frozenset()
@@ -291,6 +313,8 @@ class TorchFabric:
         if not isinstance(handle, Task):
             raise TypeError(f"join() takes a handle that start() of this fabric returned, got {handle!r}")
         handle.lane.wait(handle)
+        if handle.error is not None and self._reunion is not None:
+            self._reunion.after(handle)
         if handle.error is not None:
             raise handle.error
         if handle.order is not None:
@@ -402,7 +426,7 @@ class TorchFabric:
             case Now():
                 return time.monotonic()
             case Regroup(failure):
-                return self._regroup(failure)
+                return self.regroup(failure)
             case OptimizerStep():
                 raise RuntimeError(
                     "a fabric cannot answer OptimizerStep, since it does not know the optimizer: run the program through an "

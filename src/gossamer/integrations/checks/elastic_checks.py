@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.schedule import Elastic
+from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import differences
@@ -17,13 +18,12 @@ from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
 
 
-def refuse_members(group: Members, recipe: Recipe, nodes: object) -> None:
+def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float, scaler: object = None) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
+    if why := _cannot_go_on(recipe):
+        raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
     if not isinstance(recipe.schedule, Elastic):
-        raise AttachError(
-            f"members() with {recipe}: it waits for all ranks, so the loss of one rank ends training; use decoupled_diloco, or "
-            "torch.distributed.init_process_group() instead"
-        )
+        _refuse_beside_steps(recipe, nodes, weight, scaler)
     if nodes not in (None, "members"):
         raise AttachError(
             f"members() with nodes={nodes!r}: the number of nodes changes, and the ranks of a node would wait for a lost rank; leave nodes "
@@ -34,6 +34,47 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object) -> None:
             "nodes='members' and members of one rank each: leave nodes out, or start each node by a torchrun of its own, with "
             "--nproc-per-node"
         )
+
+
+def _refuse_beside_steps(recipe: Recipe, nodes: object, weight: float, scaler: object) -> None:
+    """Refuse what a recipe whose ranks step together cannot have under members()."""
+    if scaler is not None:
+        raise AttachError(
+            "members() with scaler=: a step that is dropped has no gradients, which a GradScaler takes for a mistake; train in "
+            "bfloat16, which needs no scaler"
+        )
+    if nodes == "members":
+        raise AttachError(
+            f"members() with nodes='members' and {recipe}: the ranks of a node would wait for a lost rank; leave nodes out, or use "
+            "decoupled_diloco"
+        )
+    if weight != 1.0:
+        raise AttachError(
+            f"members() with weight={weight:g} and {recipe}: a weight is a share of all ranks, and some may be lost; leave weight "
+            "out, or use decoupled_diloco"
+        )
+
+
+def _cannot_go_on(recipe: Recipe) -> str:
+    """Why a recipe cannot go on when a rank is lost, and what to use; empty if it can."""
+    schedule = recipe.schedule
+    if isinstance(schedule, Elastic):
+        return ""
+    if not schedule.shape.outlasts:
+        return (
+            f"{schedule} cannot go on without a lost rank; use every_step(), local_sgd(), slowmo() and bmuf() without sharded, "
+            "guard, inner and buffers='average', streaming() with a delay, gossip() of push_sum() or symmetric(), or "
+            "decoupled_diloco"
+        )
+    if "control" in recipe.controller.traits:
+        return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
+    ways = [recipe.exchange, *(rule.exchange for rule in recipe.rules)]
+    strange = [way for way in ways if not isinstance(way, AllReduced | Gather | Scatter)]
+    if strange:
+        return f"{strange[0]} cannot go on without a lost rank; use allreduce(), gather() or scatter()"
+    if recipe.ranks_per_node > 1:
+        return "the ranks of a node would wait for a lost rank; leave per_node out"
+    return ""
 
 
 def post_fingerprint(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:

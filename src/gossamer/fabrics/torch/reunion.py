@@ -1,0 +1,87 @@
+"""Reunion: how the members that are present meet again after one was lost or has come, in the midst of whatever they did."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gossamer.core.errors import GossamerError, MembersChanged, PeerError
+from gossamer.core.verbs import Program
+from gossamer.fabrics.torch.comm_thread import Task
+from gossamer.fabrics.torch.last_collective import LastCollective, level
+
+if TYPE_CHECKING:
+    from gossamer.fabrics.torch.fabric import TorchFabric
+
+
+class Reunion:
+    """Runs where a joined task has failed: regroups, brings all ranks to the same collective, and lets them `meet`.
+
+    A task that other ranks have completed is completed here too, so its program goes on as if nothing had happened. Any other
+    raises MembersChanged: what was under way is lost, and the ranks have met already. Recipes that regroup by requests of
+    their own leave `meet` unset.
+    """
+
+    def __init__(self, fabric: "TorchFabric") -> None:
+        self._fabric = fabric
+        self._meet: Callable[[], Program[None]] | None = None
+        self._meets = False  # True while the ranks meet: then a failure is not handled, but ends the attempt
+        self.resolved = True  # False if this rank has not completed the collective in which its generation ended
+
+    def opens(self, meet: Callable[[], Program[None]]) -> None:
+        """Handle failures from now on. `meet` is what the ranks say to one another then; all ranks call this together."""
+        self._meet = meet
+        members = self._fabric.members
+        assert members is not None
+        for driver in self._fabric.drivers:
+            driver.last = self.listener()
+
+    def listener(self) -> LastCollective | None:
+        members = self._fabric.members
+        return LastCollective(members.epoch.number) if self._meet is not None and members is not None else None
+
+    def join_in(self) -> None:
+        """Meet those that were at work before this rank came."""
+        try:
+            self._say(None, 0)
+        except PeerError as failure:
+            self._again(failure, None, 0)
+
+    def admit(self) -> None:
+        """Between two steps: meet again if ranks have come, or were lost."""
+        members = self._fabric.members
+        if self._meet is not None and members is not None and members.is_called:
+            self._again(PeerError("ranks have come"), *self._place())
+
+    def after(self, task: Task) -> None:
+        """Handle a failure; returns if the task is complete now, or if its error is not one of lost ranks."""
+        if self._meet is None or self._meets:
+            return
+        error = task.error
+        if self._fabric.is_open(task.lane):
+            if not isinstance(error, PeerError):
+                return
+            self._again(error, *self._place())
+        elif not isinstance(error, GossamerError):
+            return
+        if task.error is not None:
+            raise MembersChanged(f"the members have changed: {error}") from error
+
+    def _place(self) -> tuple[LastCollective | None, int]:
+        return self._fabric.last_on("comm"), len(self._fabric.present.ranks)
+
+    def _again(self, failure: PeerError, last: LastCollective | None, ranks: int) -> None:
+        while True:
+            self._fabric.regroup(failure)
+            try:
+                return self._say(last, ranks)
+            except PeerError as again:
+                failure = again
+
+    def _say(self, last: LastCollective | None, ranks: int) -> None:
+        assert self._meet is not None
+        fabric, self._meets = self._fabric, True
+        try:
+            fabric.run(level(last, ranks, fabric.present.place, fabric.device), "members")
+            self.resolved = last is None or last.is_resolved
+            fabric.run(self._meet(), "members")
+        finally:
+            self._meets = False

@@ -1,0 +1,103 @@
+"""Survivors: what the ranks that are present say to one another, and do, after one was lost or has come."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gossamer.core.errors import GossamerError
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.integrations.handover import Handover, hand_over
+from gossamer.integrations.handshake import tell
+from gossamer.kernels.finite import all_finite
+
+if TYPE_CHECKING:
+    from gossamer.integrations.steps import StepLoop
+
+
+class Survivors:
+    """Continues a run with the members that are present, under recipes that all ranks step together in, or gossip.
+
+    When ranks meet they are at the same collective (`fabrics/torch/last_collective.py`). Who comes, and who could not be brought
+    there, takes all that is equal everywhere from the first rank that is furthest. It may come in the midst of a step that
+    the others go on with: then it takes part in the rest.
+    """
+
+    def __init__(self, steps: "StepLoop", comes: bool) -> None:
+        self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
+        self._comes, self._life = comes, steps.fabric.present.life
+        self.rest = 0  # the stage of the step that others are in, which this rank has to take part in
+        outlasts = self._worker.recipe.schedule.shape.outlasts
+        self._mixes = outlasts == "models"
+        self._worker.averaging.keeps = outlasts == "round"
+        self._reunion = self._fabric.reunion
+        if self._reunion is not None:
+            self._reunion.opens(self.meet)
+
+    def join_in(self) -> None:
+        if self._reunion is not None:
+            self._reunion.join_in()
+
+    def between_steps(self) -> None:
+        """Tell what this rank owes, and let in ranks that have come."""
+        members = self._fabric.members
+        if self._reunion is None or members is None:
+            return
+        if members.wants_to_know:
+            members.owes, members.wants_to_know = self._worker.residual_norm(), False
+        self._reunion.admit()
+
+    def meet(self) -> Program[None]:
+        """Agree on who gives and who takes; safe to be run again after a failure within."""
+        worker, present = self._worker, self._fabric.present
+        comes = self._comes or present.life != self._life
+        self._count_lost(comes)
+        yield from worker.averaging.settle_or_drop()
+        if self._steps.stage:
+            worker.averaging.held.settle()
+        done = self._reunion is None or self._reunion.resolved
+        mine = {"comes": comes, "step": worker.step, "stage": self._steps.stage, "done": done}
+        everyone: list[dict[str, Any]] = yield from tell(mine, worker.device)
+        at_work = [i for i, each in enumerate(everyone) if not each["comes"]]
+        if not at_work:
+            raise GossamerError(
+                "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a "
+                "checkpoint if there is one"
+            )
+        giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
+        takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
+        if any(takes):
+            how = Handover(giver, takes[worker.rank], not comes)
+            yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
+        if self._mixes:
+            yield from self._average_models(everyone, takes)
+        self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
+        worker.averaging.renews = True
+        self._steps.shared.members_changed(takes[worker.rank])
+        self._comes, self._life = False, present.life
+
+    def _count_lost(self, comes: bool) -> None:
+        """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
+        worker, members = self._worker, self._fabric.members
+        lost = worker.ranks.present.without(self._fabric.present)
+        if lost and not comes and members is not None:
+            worker.record.lost_residual += members.owed(lost)
+        worker.ranks.renumber(self._fabric.present)
+
+    def _average_models(self, everyone: list[dict[str, Any]], takes: list[bool]) -> Program[None]:
+        """One exact average of the models, after which every rank has the weight 1; all go on with the same step."""
+        worker = self._worker
+        worker.in_flight.drop_messages()
+        counts = not takes[worker.rank] and worker.replica.all(all_finite([b.read() for b in worker.buckets]))
+        for bucket in worker.buckets:
+            bucket.states["mixer"].clear()
+            flat = bucket.read() if counts else bucket.empty()
+            total = yield from all_reduce(torch.cat([flat, flat.new_full((1,), float(counts))]))
+            if float(total[-1]):
+                bucket.write(total[:-1] / total[-1])
+        following = max(each["step"] + bool(each["stage"]) for each in everyone if not each["comes"])
+        worker.step = following - bool(self._steps.stage)
+
+
+def _is_behind(one: dict[str, Any], giver: dict[str, Any]) -> bool:
+    """True if a rank could not be brought to where the giver is."""
+    return (one["step"], one["stage"]) < (giver["step"], giver["stage"]) and not one["done"]
