@@ -77,7 +77,7 @@ def test_what_matters_most_is_trained_first() -> None:
     tuned = order[5:]
     assert tuned[:3] == [Job(DENSE, rate, TUNING[0]) for rate in contenders.RATES]
     assert tuned[6] == Job("topk", 0.5, 40)  # the best of its three, at once
-    assert {j.seed for j in order[-4:]} == {42}
+    assert {j.seed for j in order[-3:]} == {42}
     assert sum(j.seed in JUDGED and j.contender == "qsgd" for j in order) == 3  # its best rate is the workload's
     assert len(order) == len(set(order)) == 9 + 9 + 3
 
@@ -231,7 +231,7 @@ def test_a_run_is_a_whole_training_and_the_same_every_time(contender: str) -> No
 
 def test_the_rate_ends_at_zero_and_a_higher_one_may_diverge() -> None:
     assert STUDY.factor(STUDY.steps) == 1 / 20
-    lost = run(STUDY, Job("allreduce", 1e6, 40))
+    lost = run(STUDY, Job("allreduce", 1e20, 40))
     assert (lost.outcome, lost.quality) == ("diverged", None)
     assert "not finite" in lost.error
 
@@ -239,4 +239,4 @@ def test_the_rate_ends_at_zero_and_a_higher_one_may_diverge() -> None:
 def test_a_recipe_that_the_optimizer_does_not_bear_is_refused_in_its_own_words() -> None:
     found = run(STUDY, Job(text_of("zero_one_adam", STUDY), 1.0, 40))
     assert (found.outcome, found.quality) == ("refused", None)
-    assert "Adam" in found.error
+    assert "use torch.optim.SGD with momentum=0" in found.error
