@@ -50,7 +50,7 @@ class Study:
         """
         half = self.steps // 2
         if self.plan == "cuts":
-            return 0.1 ** ((step > half) + (step > half + half // 2))
+            return (1.0, 0.1, 0.01)[(step > half) + (step > half + half // 2)]
         return min(1.0, (self.steps - step + 1) / (self.steps - half))
 
 
