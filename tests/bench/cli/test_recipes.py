@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import gossamer
 from gossamer.bench import catalogue
 from gossamer.bench.catalogue.samples import typical
+from gossamer.bench.cli import list_cache
 from gossamer.bench.workloads import get
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.parts import registry
@@ -311,6 +312,28 @@ def test_an_expression_that_starts_from_a_preset_keeps_its_words_unless_parts_fo
     assert told["paper"] == facts(say, "topk")["paper"]
     assert told["sent_bytes_per_step"] < facts(say, "topk")["sent_bytes_per_step"] / 5
     assert facts(say, "topk + slowmo(8)")["use"] == ""
+
+
+def test_a_preset_tells_what_a_whole_training_lost_and_its_variants_do_not(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdict = {
+        "text": "lost .0200 (one seed so far)",
+        "short": "lost .0200, 1 seed",
+        "seeds": 1,
+        "on": "fashion, 2,500 steps",
+    }
+    monkeypatch.setattr(list_cache, "_verdicts", lambda: {"topk": verdict})
+    assert facts(say, "topk")["to_the_end"] == verdict
+    assert "to_the_end" not in facts(say, "topk(ratio=0.001)")
+    assert "to_the_end" not in facts(say, "topk", "--parts")
+    text = say("recipes", "topk")[1]
+    assert "Trained to the end  fashion, 2,500 steps\n  lost .0200 (one seed so far)\n" in text
+    assert "Trained to the end" not in say("recipes", "qsgd")[1]
+    lines = say("recipes")[1].splitlines()
+    assert {line.split()[0] for line in lines if "lost .0200, 1 seed" in line} == {"topk"}
+    rows = json.loads(say("recipes", "--json")[1])
+    assert [row["name"] for row in rows if "to_the_end" in row] == ["topk"]
 
 
 def test_a_recipe_file_is_explained(say: Say, tmp_path: Path) -> None:

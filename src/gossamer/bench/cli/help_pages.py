@@ -41,6 +41,9 @@ def show_recipe(card: Card) -> None:
             _padded(out, f"[dim]on the wire:[/] {prose(out, part['wire'])}")
     _section(out, "Sends", _asked(card))
     _sent(out, card, [(card["name"], card)])
+    if end := card.get("to_the_end"):
+        _section(out, "Trained to the end", end["on"])
+        _padded(out, escape(end["text"]), 2)
     _refused(out, card, f"{card['name']} + ")
 
 

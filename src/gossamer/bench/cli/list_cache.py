@@ -8,6 +8,7 @@ have registered more, nor where the sources have names that it lacks.
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gossamer.core import plugins
 
 ListRow = dict[str, Any]
 FILE = Path(__file__).with_name("list_cache.json")
+VERDICTS = Path(__file__).with_name("end_verdicts.json")  # `python -m benchmarks.to_the_end table` writes it
 HOUSE = FILE.parents[2]
 SOURCES = {"recipes": HOUSE / "recipes", "workloads": HOUSE / "bench" / "workloads"}
 # A module that registers a recipe or a workload has imported this.
@@ -23,7 +25,19 @@ HOMES = {"recipes": "gossamer.recipe", "workloads": "gossamer.bench.workloads"}
 
 def presets() -> list[ListRow]:
     """One row per preset, in the order of `gossamer.recipes`."""
-    return _written("recipes", r"^@preset\ndef (\w+)") or _presets()
+    rows = _written("recipes", r"^@preset\ndef (\w+)") or _presets()
+    return [{**row, **to_the_end(row["name"])} for row in rows]
+
+
+def to_the_end(name: str) -> ListRow:
+    """What a preset with its defaults lost against dense, trained to the end; empty if it has not been trained so."""
+    verdict = _verdicts().get(name)
+    return {} if verdict is None else {"to_the_end": verdict}
+
+
+@cache
+def _verdicts() -> dict[str, ListRow]:
+    return json.loads(VERDICTS.read_text(encoding="utf-8"))
 
 
 def workloads() -> list[ListRow]:

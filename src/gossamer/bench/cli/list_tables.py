@@ -15,19 +15,22 @@ ROOMY = 120  # terminal columns from which expressions have their own column
 
 def list_presets(rows: list[Card]) -> None:
     out = console()
-    heads = ("recipe", "what it does", "as an expression")
-    table = Table(*(heads if out.width >= ROOMY else heads[:2]), box=None, pad_edge=False)
-    table.columns[0].no_wrap = True
+    roomy = out.width >= ROOMY
+    heads = ("recipe", "what it does", "to the end", "as an expression")
+    table = Table(*(heads if roomy else heads[:3]), box=None, pad_edge=False)
+    table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for row in rows:
         name, words, text = (
             f"[bold]{row['name']}[/]",
             summary(out, row),
             f"[dim]{escape(row['expression'])}[/]",
         )
-        table.add_row(*((name, words, text) if out.width >= ROOMY else (name, f"{words}\n{text}")))
+        end = row.get("to_the_end", {}).get("short", "")
+        table.add_row(*((name, words, end, text) if roomy else (name, f"{words}\n{text}", end)))
     out.print(table)
     out.print(
-        "\n[dim]gossamer recipes NAME explains one, or an expression; gossamer recipes --parts lists the parts.[/]"
+        "\n[dim]To the end: accuracy lost against dense in a whole training (docs/quality/end.md).\n"
+        "gossamer recipes NAME explains one, or an expression; gossamer recipes --parts lists the parts.[/]"
     )
 
 

@@ -166,6 +166,7 @@ def explain(name: str, recipe: Recipe, query: CostQuery) -> dict[str, Any]:
         "expression": repr(recipe),
         "signature": catalogue.signature(preset) if preset else "",
         **list_cache.words(preset),
+        **list_cache.to_the_end(name),
         "parts": [{"kind": p.kind, "text": repr(p), **list_cache.words(type(p))} for p in own],
         **_model(query),
         **_bytes(recipe, query),
