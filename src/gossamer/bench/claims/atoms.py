@@ -10,7 +10,7 @@ from gossamer.bench.claims.evidence import Rows
 from gossamer.bench.workloads import get
 from gossamer.codecs.waterfill import probabilities, systematic
 
-DRAWS = 2000
+DRAWS = 500
 
 
 def measure(seed: int, workload: str, steps: int, share: float, spectral: bool) -> Rows:

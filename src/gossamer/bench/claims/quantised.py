@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.bench.claims.evidence import Rows
-from gossamer.controllers.allocation import Demand, levels, within_budget
+from gossamer.controllers.allocation import Demand, levels, of_widths, within_budget
 
 WIDE, RUNS, LEAST, MOST = 64, 200, 2.0, 8.0
-RATE, NOISE = 0.05, 0.02  # the learning rate, and the deviation of a gradient's element
+RATE, NOISE = 0.1, 0.02  # the learning rate, and the deviation of a gradient's element
+_WIDTHS = [float(np.log2(s + 1)) + 1 for s in range(1, 128)]  # bits of so many levels on each side of zero
 Numbers = npt.NDArray[np.float64]
 
 
@@ -22,21 +23,24 @@ def allocation(seed: int, steps: int) -> Rows:
         bits = within_budget(demand, 4.0 * demand.sizes.sum(), LEAST, MOST)
         noise = demand.noise(bits)
         over.append((noise - _bound(demand, 4.0 * float(demand.sizes.sum()))) / noise)
-    return {"above": over}
+    return {"above": [float(o) for o in over]}
 
 
 def _bound(demand: Demand, budget: float) -> float:
-    """The largest lower bound that a price of bits gives: a grid of bits for every group, and the best price of many."""
+    """The largest lower bound that a price of bits gives, by duality; bits on a grid of a thousandth."""
     grid = np.linspace(LEAST, MOST, 6001)
     falls = 1 / levels(grid) ** 2
-    best = -np.inf
     low, high = np.log(demand.noises / demand.sizes).min() - 12, np.log(demand.noises / demand.sizes).max() + 2
-    for price in np.exp(np.linspace(low, high, 120)):
-        each = np.array(
-            [(v * falls + price * n * grid).min() for v, n in zip(demand.noises, demand.sizes, strict=True)]
-        )
-        best = max(best, float(each.sum()) - price * budget)
-    return best
+
+    def at(log_price: float) -> float:
+        price = np.exp(log_price)
+        each = [(v * falls + price * n * grid).min() for v, n in zip(demand.noises, demand.sizes, strict=True)]
+        return float(np.sum(each)) - price * budget
+
+    for _ in range(60):  # it is concave in the price, and has one top in its logarithm
+        third = (high - low) / 3
+        low, high = (low + third, high) if at(low + third) < at(high - third) else (low, high - third)
+    return at((low + high) / 2)
 
 
 def trained(seed: int, bits: str, mean_bits: float, spread: float, steps: int) -> Rows:
@@ -62,16 +66,12 @@ def trained(seed: int, bits: str, mean_bits: float, spread: float, steps: int) -
 
 
 def _bits(kind: str, mean_bits: float, curves: Numbers, lr: float, steps: int) -> Numbers:
-    """A whole number of levels at each step; the same number of bits in all kinds, or a little less."""
+    """A whole number of levels at each step; the same number of bits in all kinds, or a little less where they change."""
     if kind == "fixed":
-        return _whole(np.full(steps, mean_bits))
+        return np.full(steps, mean_bits)
     worn = (1 - lr * curves[:, None]) ** (2 * np.arange(steps))
     size = (curves[:, None] ** 2 * worn).max(0) + 9 * NOISE**2  # of the largest element, squared, by expectation
     last = (curves[:, None] * worn).mean(0)[::-1]  # what is left of a step's noise in the end
     demand = Demand(np.ones(steps), size * last)
-    found = _whole(within_budget(demand, mean_bits * steps, LEAST, MOST))
+    found = of_widths(demand, mean_bits * steps, _WIDTHS)
     return found if kind == "dynamic" else found[::-1].copy()
-
-
-def _whole(bits: Numbers) -> Numbers:
-    return np.log2(np.floor(levels(bits) + 1e-9) + 1) + 1

@@ -54,7 +54,7 @@ CLAIM = PaperClaim(
         Statement(
             "a unbiased",
             "Each atom is kept as often as its probability says.",
-            "the largest z-score of 2,000 draws, over sqrt(2 ln n), at most 2; all gradients and seeds",
+            "the largest z-score of 500 draws, over sqrt(2 ln n), at most 2; all gradients and seeds",
             "holds",
             lambda e: all_of(_all(e, "z", 0, 2.0)),
         ),

@@ -67,7 +67,7 @@ def _figures(e: Evidence) -> list[Figure]:
     ]
 
 
-COMMON = {"steps": 1200, "every": 30}
+COMMON = {"steps": 120, "every": 6}
 CLAIM = PaperClaim(
     name="choco",
     paper="Koloskova, Stich, Jaggi, Decentralized Stochastic Optimization and Gossip with Compressed Communication, ICML 2019",
@@ -83,14 +83,14 @@ CLAIM = PaperClaim(
     ),
     setup=(
         "Eight ranks on a ring, each with 64 numbers of its own, no learning; four bits an element.",
-        "1,200 rounds, and beside it gossip of whole models.",
+        "120 rounds, and beside it gossip of whole models.",
     ),
     limits="Consensus alone: its optimisation with gradients is not tried.",
     plan={
         "gossip": Study(
             measure,
             {"compressed": {"recipe": "choco_sgd", **COMMON}, "whole": {"recipe": "choco_sgd(fp32())", **COMMON}},
-            quick={"steps": 60, "every": 20},
+            quick={"steps": 24},
         )
     },
     methods=("gossamer.bench.claims.convex", "gossamer.mixers.choco", "gossamer.codecs.qsgd", "gossamer.topologies"),
