@@ -26,7 +26,7 @@ def _figures(evidence: Evidence) -> list[Figure]:
     return [Figure("steps", "Squared distance to the optimum", "steps", "squared distance", False, True, lines)]
 
 
-COMMON = {"share": 0.5, "steps": 1600, "every": 80}
+COMMON = {"share": 0.5, "steps": 640, "every": 32}
 CLAIM = PaperClaim(
     name="ef21",
     paper="Richtarik, Sokolov, Fatkhullin, EF21, NeurIPS 2021",
@@ -42,7 +42,7 @@ CLAIM = PaperClaim(
     ),
     setup=(
         "Ridge regression, eight ranks with a source of their own each, full gradients, float64.",
-        "The largest tenth of the elements, at half of the inverse smoothness; 1,600 steps.",
+        "The largest tenth of the elements, at half of the inverse smoothness; 640 steps.",
     ),
     limits="One convex problem. Stochastic gradients and networks are not tried.",
     plan={
