@@ -13,6 +13,10 @@ class ClaimError(GossamerError, ValueError):
     """A claim that does not exist, or a record that does not belong to it."""
 
 
+class ClaimInterrupted(GossamerError, RuntimeError):
+    """A claim whose processes were ended; what was finished is kept."""
+
+
 @dataclass(frozen=True)
 class Statement:
     """One statement of a paper. The rule was written before anybody ran it; one without a judge waits."""

@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
@@ -18,7 +19,7 @@ from pathlib import Path
 import torch
 
 import gossamer
-from gossamer.bench.claims.claim import ClaimError, PaperClaim
+from gossamer.bench.claims.claim import ClaimError, ClaimInterrupted, PaperClaim
 from gossamer.bench.claims.evidence import ClaimRun, Evidence, Key
 from gossamer.bench.claims.plan import Contest, Study, Task, plain, plan_hash
 from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement
@@ -151,11 +152,21 @@ def _all_runs(
                 over, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in over:
                     del running[future]
-                    run = future.result()
+                    run = _result(future)
                     done[run.key] = run
                     known.runs = [done[key] for key in sorted(done)]
                     keep()
                     tell(run, len(running))
+
+
+def _result(future: Future[ClaimRun]) -> ClaimRun:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        raise ClaimInterrupted(
+            "a process of the claim was ended from outside, perhaps for want of memory; every run that was finished is "
+            "kept, and the same command goes on from there"
+        ) from None
 
 
 @contextmanager
@@ -163,12 +174,11 @@ def _pool() -> Iterator[ProcessPoolExecutor]:
     """Processes that end with this one, whatever ends it."""
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(PROCESSES, spawn, _one_thread)
-    children = lambda: [*multiprocessing.active_children()]  # noqa: E731
     try:
         yield pool
         pool.shutdown()
     except BaseException:
-        for child in children():
+        for child in multiprocessing.active_children():
             child.terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
