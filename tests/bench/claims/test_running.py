@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -84,7 +84,7 @@ def _written(path: Path) -> int:
 
 
 @contextmanager
-def _here() -> Iterator[ThreadPoolExecutor]:
+def _here() -> Generator[ThreadPoolExecutor]:
     """Runs in this process, one at a time: an interrupt then comes between any two of them."""
     with ThreadPoolExecutor(1) as pool:
         yield pool

@@ -8,7 +8,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -170,7 +170,7 @@ def _result(future: Future[ClaimRun]) -> ClaimRun:
 
 
 @contextmanager
-def _pool() -> Iterator[ProcessPoolExecutor]:
+def _pool() -> Generator[ProcessPoolExecutor]:
     """Processes that end with this one, whatever ends it."""
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(PROCESSES, spawn, _one_thread)
