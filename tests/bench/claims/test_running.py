@@ -16,9 +16,20 @@ from pathlib import Path
 import pytest
 from tests.bench.claims import toy
 
-from gossamer.bench.claims import ClaimError, ClaimRecord, begun, empty, find, hash_of, names, quick, run_claim, running
+from gossamer.bench.claims import (
+    ClaimError,
+    ClaimRecord,
+    Study,
+    begun,
+    empty,
+    find,
+    hash_of,
+    names,
+    quick,
+    run_claim,
+    running,
+)
 from gossamer.bench.claims.pages import index, page, write_pages
-from gossamer.bench.claims.plan import Study
 from gossamer.bench.claims.sources import of_text
 
 COMMAND = """

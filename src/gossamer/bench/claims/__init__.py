@@ -23,9 +23,12 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from gossamer.bench.claims import papers
-from gossamer.bench.claims.claim import ClaimError, PaperClaim, Statement
-from gossamer.bench.claims.evidence import ClaimRun, Evidence, Figure, Line, Rows, mean
-from gossamer.bench.claims.plan import DEAR, JUDGED, Contest, Study
+from gossamer.bench.claims.claim import ClaimError, PaperClaim
+from gossamer.bench.claims.claim import PaperStatement as Statement
+from gossamer.bench.claims.evidence import ClaimFigure as Figure
+from gossamer.bench.claims.evidence import ClaimRun, Evidence, Line, Rows, mean
+from gossamer.bench.claims.plan import DEAR, JUDGED, Contest
+from gossamer.bench.claims.plan import ClaimStudy as Study
 from gossamer.bench.claims.record import ClaimRecord
 from gossamer.bench.claims.running import begun, empty, hash_of, quick, run_claim
 from gossamer.bench.claims.sources import sources

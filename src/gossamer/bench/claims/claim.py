@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gossamer.bench.claims.evidence import Evidence, Figure
-from gossamer.bench.claims.plan import Contest, Study
+from gossamer.bench.claims.evidence import ClaimFigure, Evidence
+from gossamer.bench.claims.plan import ClaimStudy, Contest
 from gossamer.bench.claims.verdict import Judgement, Verdict
 from gossamer.core.errors import GossamerError
 
@@ -18,8 +18,12 @@ class ClaimInterrupted(GossamerError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Statement:
-    """One statement of a paper. The rule was written before anybody ran it; one without a judge waits."""
+class PaperStatement:
+    """One statement of a paper. The rule was written before anybody ran it; one without a judge waits.
+
+    >>> PaperStatement("a", "It is faster.", "seconds", "holds", waits="an honest clock").judge is None
+    True
+    """
 
     key: str
     says: str
@@ -33,7 +37,7 @@ class Statement:
             raise ClaimError(f"statement {self.key}: give it a judge, or say what it waits for, and not both")
 
 
-def _nothing(evidence: Evidence) -> list[Figure]:
+def _nothing(evidence: Evidence) -> list[ClaimFigure]:
     return []
 
 
@@ -44,12 +48,12 @@ class PaperClaim:
     name: str
     paper: str  # authors and year, and where its words were read
     module: str  # `__name__` of the claim's file: its own parts are registered by importing it
-    statements: tuple[Statement, ...]
+    statements: tuple[PaperStatement, ...]
     setup: tuple[str, ...]  # what is run, in at most three lines
     limits: str  # what our scale cannot show
-    plan: Mapping[str, Study | Contest] = field(default_factory=dict[str, Study | Contest])
+    plan: Mapping[str, ClaimStudy | Contest] = field(default_factory=dict[str, ClaimStudy | Contest])
     methods: tuple[str, ...] = ()  # modules of the library that studies use; contests name theirs by their recipes
-    figures: Callable[[Evidence], list[Figure]] = _nothing
+    figures: Callable[[Evidence], list[ClaimFigure]] = _nothing
 
     def __post_init__(self) -> None:
         keys = [s.key for s in self.statements]

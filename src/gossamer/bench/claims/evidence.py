@@ -40,7 +40,7 @@ class Line:
 
 
 @dataclass
-class Figure:
+class ClaimFigure:
     """A chart as data, from which the page's figure is drawn."""
 
     id: str

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from gossamer.bench.claims.evidence import Figure
+from gossamer.bench.claims.evidence import ClaimFigure
 from gossamer.bench.claims.record import ClaimRecord, JudgedStatement
 from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.report import svg
@@ -126,7 +126,7 @@ def _contents(records: Sequence[ClaimRecord]) -> str:
     return "\n".join(["```{toctree}", ":hidden:", "", *(known.claim for known in records), "```", ""])
 
 
-def drawn(figure: Figure) -> str:
+def drawn(figure: ClaimFigure) -> str:
     """The figure as SVG, by the report's charts."""
     series = [Series(i, [(p[0], p[1], 0, None) for p in line.points]) for i, line in enumerate(figure.lines)]
     x, y = Axis(figure.x, "number", figure.log_x), Axis(figure.y, "number", figure.log_y)

@@ -1,6 +1,6 @@
 """The plan of a claim: which runs are made, with which settings and seeds. Its hash is fixed before the first of them.
 
-A `Study` runs a function of the claim's own for each case and seed: theory, bytes. A `Contest` trains recipes on a
+A `ClaimStudy` runs a function of the claim's own for each case and seed: theory, bytes. A `Contest` trains recipes on a
 workload, each tuned with as many trials by the search of `gossamer tune`; the first is the reference.
 """
 
@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gossamer.bench.claims.evidence import ClaimRun, Key, Rows
-from gossamer.bench.claims.training import constant, trained
+from gossamer.bench.claims.training import TrainingRun, constant, trained
 from gossamer.bench.tune import Search, SearchPlan
 from gossamer.bench.tune.points import Setting
 from gossamer.bench.tune.space import SearchOverride
@@ -26,7 +26,7 @@ QUICK = 5  # `--quick` takes so many times fewer steps
 Measure = Callable[..., Rows]  # (seed, **settings)
 
 
-class Task(NamedTuple):
+class PlannedRun(NamedTuple):
     """A run to be made, in any process."""
 
     key: Key
@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Study:
+class ClaimStudy:
     """A function of the claim's own, run for each case and seed."""
 
     measure: Measure
@@ -45,17 +45,17 @@ class Study:
     quick: Mapping[str, Any] = field(default_factory=dict[str, Any])  # settings in their place under --quick
     seeds: tuple[int, ...] = JUDGED
 
-    def tasks(self, name: str, done: Mapping[Key, ClaimRun]) -> list[Task]:
+    def tasks(self, name: str, done: Mapping[Key, ClaimRun]) -> list[PlannedRun]:
         """What is to be run now."""
         tasks = [self._task(name, case, seed) for seed in self.seeds for case in self.cases]
         return [task for task in tasks if task.key not in done]
 
-    def _task(self, name: str, case: str, seed: int) -> Task:
+    def _task(self, name: str, case: str, seed: int) -> PlannedRun:
         settings = dict(self.cases[case])
         shown = {k: str(v) for k, v in settings.items()}
-        return Task((name, case, "judged", 0, seed), self.measure, {**settings, "seed": seed}, shown)
+        return PlannedRun((name, case, "judged", 0, seed), self.measure, {**settings, "seed": seed}, shown)
 
-    def quickened(self) -> "Study":
+    def quickened(self) -> "ClaimStudy":
         """One tuning seed, and the settings of a quick look."""
         cases = {c: {**s, **{k: v for k, v in self.quick.items() if k in s}} for c, s in self.cases.items()}
         return replace(self, cases=cases, seeds=(TUNING_SEED,))
@@ -87,7 +87,7 @@ class Contest:
         )
         return {name: plan for name, (_, plan) in Search(asked).plans.items()}
 
-    def tasks(self, name: str, done: Mapping[Key, ClaimRun]) -> list[Task]:
+    def tasks(self, name: str, done: Mapping[Key, ClaimRun]) -> list[PlannedRun]:
         """First all trials, then the two best of each on another seed, then the better one on the seeds that judge."""
         if all((name, case, "judged", seed) in {(k[0], k[1], k[2], k[4]) for k in done} for case, seed in self._ends()):
             return []
@@ -138,20 +138,13 @@ class Contest:
             return math.nan
         return run.rows["quality"][-1] * (1 if get(self.workload).lower_is_better else -1)
 
-    def _task(self, key: Key, setting: Setting) -> Task:
+    def _task(self, key: Key, setting: Setting) -> PlannedRun:
         steps = self.steps if key[2] == "judged" or not self.tuned_steps else self.tuned_steps
-        arguments = {
-            "workload": self.workload,
-            "options": {**self.options, "seed": key[4], "shards": self.shards},
-            "recipe": repr(setting.recipe),
-            "lr": setting.lr,
-            "steps": steps,
-            "every": min(self.every, steps),
-            "ranks": self.ranks,
-            "rate": self.rate,
-        }
+        options = {**self.options, "seed": key[4], "shards": self.shards}
+        every = min(self.every, steps)
+        run = TrainingRun(self.workload, options, repr(setting.recipe), setting.lr, steps, every, self.ranks, self.rate)
         shown = {"recipe": repr(setting.recipe), "lr": f"{setting.lr:.6g}", "steps": str(steps)}
-        return Task(key, trained, arguments, shown, may_fail=key[3] > 0)
+        return PlannedRun(key, trained, {"run": run}, shown, may_fail=key[3] > 0)
 
     def quickened(self) -> "Contest":
         """One seed, a fifth of the steps, and no search."""
@@ -174,7 +167,7 @@ def plain(value: Any) -> Any:
     return f"{value.__module__}.{value.__qualname__}" if callable(value) else value
 
 
-def plan_hash(plan: Mapping[str, Study | Contest], rules: Mapping[str, str]) -> str:
+def plan_hash(plan: Mapping[str, ClaimStudy | Contest], rules: Mapping[str, str]) -> str:
     """Of all settings and of the rules that judge: a plan that changes in anything is another plan."""
     text = json.dumps({"plan": plain(plan), "rules": plain(rules)}, sort_keys=False)
     return blake2b(text.encode(), digest_size=8).hexdigest()

@@ -38,7 +38,12 @@ def _machines() -> tuple[Tensor, Tensor]:
 
 
 def measure(seed: int, recipe: str, steps: int, curved: float) -> Rows:
-    """The final loss for each zeta, at the best of 17 constant rates."""
+    """The final loss for each zeta, at the best of 17 constant rates.
+
+    >>> losses = measure(0, "minibatch(2)", steps=2, curved=0.9)["loss"]
+    >>> len(losses), max(losses) - min(losses) < 1e-10 * min(losses)
+    (6, True)
+    """
     linear, curves = _machines()
     spread = torch.tensor(ZETAS, dtype=torch.float64).view(-1, 1, 1)
     noises = [torch.Generator().manual_seed(1000 * seed + rank) for rank in range(MACHINES)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.bench import record
-from gossamer.bench.claims.evidence import ClaimRun, Figure, Line
+from gossamer.bench.claims.evidence import ClaimFigure, ClaimRun, Line
 from gossamer.bench.claims.verdict import ORDER, Verdict
 from gossamer.core import files
 
@@ -56,7 +56,7 @@ class ClaimRecord:
     sources: dict[str, str]  # by module, the fingerprint of its code
     statements: list[JudgedStatement]
     seeds: list[int]
-    figures: list[Figure] = field(default_factory=list[Figure])
+    figures: list[ClaimFigure] = field(default_factory=list[ClaimFigure])
     runs: list[ClaimRun] = field(default_factory=list[ClaimRun])
     earlier: list[EarlierVerdicts] = field(default_factory=list[EarlierVerdicts])
     done: bool = False  # all runs are there, and the verdicts are given
@@ -108,6 +108,6 @@ def _run(table: dict[str, Any]) -> ClaimRun:
     return record.made(ClaimRun, {**table, "rows": rows})
 
 
-def _figure(table: dict[str, Any]) -> Figure:
+def _figure(table: dict[str, Any]) -> ClaimFigure:
     lines = [Line(each["name"], [[record.number(v) for v in p] for p in each["points"]]) for each in table["lines"]]
-    return record.made(Figure, {**table, "lines": lines})
+    return record.made(ClaimFigure, {**table, "lines": lines})

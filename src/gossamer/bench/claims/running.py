@@ -21,7 +21,7 @@ import torch
 import gossamer
 from gossamer.bench.claims.claim import ClaimError, ClaimInterrupted, PaperClaim
 from gossamer.bench.claims.evidence import ClaimRun, Evidence, Key
-from gossamer.bench.claims.plan import Contest, Study, Task, plain, plan_hash
+from gossamer.bench.claims.plan import ClaimStudy, Contest, PlannedRun, plain, plan_hash
 from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement
 from gossamer.bench.claims.sources import commit, sources
 from gossamer.bench.claims.training import DivergedAt
@@ -107,7 +107,7 @@ def run_claim(claim: PaperClaim, known: ClaimRecord, keep: Callable[[ClaimRecord
 
 def quick(claim: PaperClaim, tell: Tell) -> list[ClaimRun]:
     """One seed, a fifth of the steps, no search, no verdict: does everything still run?"""
-    short: dict[str, Study | Contest] = {name: study.quickened() for name, study in claim.plan.items()}
+    short: dict[str, ClaimStudy | Contest] = {name: study.quickened() for name, study in claim.plan.items()}
     done, out = dict[Key, ClaimRun](), list[ClaimRun]()
     for name, study in short.items():
         for task in study.tasks(name, done):
@@ -147,7 +147,7 @@ def _all_runs(
     """Stage by stage, for a later one depends on the earlier: the best of a search goes on."""
     with _pool() as pool:
         while tasks := [t for name, study in claim.plan.items() for t in study.tasks(name, done)]:
-            running: dict[Future[ClaimRun], Task] = {pool.submit(perform, t, claim.module): t for t in tasks}
+            running: dict[Future[ClaimRun], PlannedRun] = {pool.submit(perform, t, claim.module): t for t in tasks}
             while running:
                 over, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in over:
@@ -190,7 +190,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def perform(task: Task, module: str) -> ClaimRun:
+def perform(task: PlannedRun, module: str) -> ClaimRun:
     """Make one run, in this process."""
     import_module(module)
     study, case, stage, number, seed = task.key

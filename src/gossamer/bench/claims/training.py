@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -35,31 +35,34 @@ class DivergedAt(Exception):
         self.rows = rows
 
 
-def trained(
-    *,
-    workload: str,
-    options: Mapping[str, Any],
-    recipe: str,
-    lr: float,
-    steps: int,
-    every: int,
-    ranks: int,
-    rate: Callable[[float], float],
-) -> Rows:
-    """The held-out quality, the training loss and the bytes of a rank so far, every `every` steps; from before the first.
+class TrainingRun(NamedTuple):
+    """What is trained, and how."""
 
-    >>> rows = trained(workload="ridge", options={}, recipe="allreduce", lr=1.0, steps=20, every=10, ranks=2, rate=constant)
+    workload: str
+    options: Mapping[str, Any]
+    recipe: str
+    lr: float  # in multiples of the workload's own
+    steps: int
+    every: int  # steps between two judgements
+    ranks: int
+    rate: Callable[[float], float] = constant
+
+
+def trained(run: TrainingRun) -> Rows:
+    """The held-out quality, the training loss and the bytes of a rank so far, from before the first step on.
+
+    >>> rows = trained(TrainingRun("ridge", {}, "allreduce", lr=1.0, steps=20, every=10, ranks=2))
     >>> rows["steps"], rows["quality"][2] < rows["quality"][1] < rows["quality"][0]
     ([0, 10, 20], True)
     """
-    task = get(workload, **options)
-    crew = crew_of(task, Recipe.of(recipe), lr, ranks)
-    backward = _at_rate(crew, batches_of(task, ranks), steps, rate)
+    task = get(run.workload, **run.options)
+    crew = crew_of(task, Recipe.of(run.recipe), run.lr, run.ranks)
+    backward = _at_rate(crew, batches_of(task, run.ranks), run.steps, run.rate)
     rows: Rows = {"steps": [0], "quality": [judge(task, crew)], "loss": [], "sent": [0]}
-    while rows["steps"][-1] < steps:
-        count = min(every, steps - int(rows["steps"][-1]))
+    while rows["steps"][-1] < run.steps:
+        count = min(run.every, run.steps - int(rows["steps"][-1]))
         try:
-            sent = train(crew, backward, count).ledger.sent / ranks
+            sent = train(crew, backward, count).ledger.sent / run.ranks
         except Diverged as error:
             raise DivergedAt(str(error), rows) from None
         rows["steps"].append(rows["steps"][-1] + count)
