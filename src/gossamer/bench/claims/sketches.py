@@ -38,9 +38,9 @@ def needed(seed: int, powers: list[int]) -> Rows:
 def _least(numel: int, seed: int) -> float:
     """Of widths that grow by a quarter, the first at which at most `LEFT` of the heavy part is lost."""
     rng = torch.Generator().manual_seed(seed)
-    x = torch.randn(numel, generator=rng) / math.sqrt(numel)
+    x = torch.randn(numel, generator=rng, dtype=torch.float32) / math.sqrt(numel)
     places = torch.randperm(numel, generator=rng)[:HEAVY]
-    x[places] = HEAVY**-0.5 * torch.randn(HEAVY, generator=rng).sign()
+    x[places] = HEAVY**-0.5 * torch.randn(HEAVY, generator=rng, dtype=torch.float32).sign()
     columns = float(HEAVY)
     while columns < numel:
         lost, count = _lost(x, places, int(columns), seed)
