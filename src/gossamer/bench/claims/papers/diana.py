@@ -33,7 +33,7 @@ def _figures(evidence: Evidence) -> list[Figure]:
 
 
 def _case(recipe: str, norm: str, block: int) -> dict[str, object]:
-    return {"recipe": recipe, "norm": norm, "block": block, "steps": 1600, "every": 80}
+    return {"recipe": recipe, "norm": norm, "block": block, "steps": 640, "every": 32}
 
 
 MEMORIES = {"": "", " diana": " + diana()"}
@@ -93,7 +93,7 @@ CLAIM = PaperClaim(
     ),
     setup=(
         "Ridge regression in 32 dimensions, eight ranks with a source of their own each, full gradients, float64.",
-        "Blocks of 16 (ternary: one tensor), the theory's step sizes, dense at 2 / (L + mu); 1,600 steps; three judged seeds, five for rates that fall.",
+        "Blocks of 16 (ternary: one tensor), the theory's step sizes, dense at 2 / (L + mu); 640 steps; three judged seeds, five for rates that fall.",
         "Distances are to the optimum in closed form; for l1 = .05 to that of 5,000 proximal steps.",
     ),
     limits="Its figures train networks on CIFAR-10, and have no table to compare with. Ridge regression alone: logistic "
