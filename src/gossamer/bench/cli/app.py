@@ -108,6 +108,11 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
         "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
     ),
     LazyCommand(
+        "claims",
+        "claims.claims",
+        "List what papers claim and what was found, or try one claim: by the rule that was fixed before it was run.",
+    ),
+    LazyCommand(
         "heterogeneity",
         "heterogeneity.heterogeneity",
         "Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.",

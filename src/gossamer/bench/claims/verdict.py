@@ -1,0 +1,132 @@
+"""Verdicts: what differences over seeds, or values that theory predicts, say of a statement.
+
+One-sided bounds of the mean over seeds, each with 95 per cent (Student's t). Whatever is not finite gives `not`, with
+the reason: a method that diverges on one seed is not as good as one that does not.
+
+>>> no_worse({30: 0.001, 31: 0.002, 32: -0.001}, margin=0.02).verdict
+'holds'
+>>> better({30: 0.1, 31: 0.3, 32: -0.2}).verdict
+'partly'
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+from gossamer.bench.tune.ranking import Gap, gap_of
+
+Verdict = Literal["holds", "partly", "not", "waiting", "stale"]
+ORDER: tuple[Verdict, ...] = ("holds", "partly", "not")  # from the best to the worst
+ENOUGH = 0.9  # of the paper's factor
+
+
+class Judgement(NamedTuple):
+    verdict: Verdict
+    found: str  # in words, with numbers
+    effect: Gap | None = None
+    unit: str = ""
+
+
+def no_worse(apart: Mapping[int, float], margin: float, unit: str = "") -> Judgement:
+    """By seed, how much worse the method is. Holds if the upper bound is within the margin; partly if the mean is."""
+    return _judged(apart, unit, f"no worse by more than {margin:g}", lambda g: (g.high <= margin, g.mean <= margin))
+
+
+def better(gains: Mapping[int, float], unit: str = "") -> Judgement:
+    """By seed, how much better the method is. Holds if the lower bound is above 0; partly if the mean is."""
+    return _judged(gains, unit, "better", lambda g: (g.low > 0, g.mean > 0))
+
+
+def times(ratios: Mapping[int, float], paper: float) -> Judgement:
+    """By seed, how many times better. Holds from .9 of the paper's factor on; partly if the lower bound is above 1."""
+    return _judged(ratios, "x", f"{paper:g} times", lambda g: (g.low >= ENOUGH * paper, g.low > 1))
+
+
+def within(values: Mapping[int, float], low: float, high: float, unit: str = "") -> Judgement:
+    """Theory, by seed: each value lies in a range. Partly if only some do."""
+    inside = [low <= v <= high for v in values.values()]  # not a number lies nowhere
+    verdict: Verdict = "not" if not any(inside) else "holds" if all(inside) else "partly"
+    ends = f"between {_short(low)} and {_short(high)}" if math.isfinite(low + high) else _one_end(low, high)
+    least, most = min(values.values(), default=math.nan), max(values.values(), default=math.nan)
+    spoilt = _spoilt(values)
+    said = f"{sum(inside)} of {len(inside)} seeds {ends}: " + (spoilt or f"{_short(least)} to {_short(most)}")
+    return Judgement(verdict, said, None, unit) if values else _none()
+
+
+def slope_within(slopes: Mapping[int, float], low: float, high: float) -> Judgement:
+    """Holds if the interval of the mean slope lies in a range; partly if it overlaps with it."""
+    said = f"a slope between {_short(low)} and {_short(high)}"
+    return _judged(slopes, "", said, lambda g: (low <= g.low and g.high <= high, g.low <= high and g.high >= low))
+
+
+def all_of(parts: Mapping[str, Judgement]) -> Judgement:
+    """Several conditions of one statement: the worst of their verdicts."""
+    waiting = [p for p in parts.values() if p.verdict not in ORDER]
+    if waiting or not parts:
+        return waiting[0] if waiting else _none()
+    worst = next(v for v in reversed(ORDER) if any(p.verdict == v for p in parts.values()))
+    said = "; ".join(f"{name}: {p.verdict} ({p.found})" for name, p in parts.items())
+    only = next(iter(parts.values())) if len(parts) == 1 else None
+    return Judgement(worst, said, only.effect if only else None, only.unit if only else "")
+
+
+def counted(parts: Mapping[str, Judgement], holds: int, partly: int) -> Judgement:
+    """So many of several conditions: those that hold, and those that hold at least in mean."""
+    shown = sum(p.verdict == "holds" for p in parts.values())
+    mean = sum(p.verdict in ("holds", "partly") for p in parts.values())
+    verdict: Verdict = "holds" if shown >= holds else "partly" if mean >= partly else "not"
+    said = "; ".join(f"{name}: {p.verdict} ({p.found})" for name, p in parts.items())
+    return Judgement(verdict, f"{shown} of {len(parts)} hold, {mean} at least in mean: {said}")
+
+
+def gaps(method: Mapping[int, float], reference: Mapping[int, float], start: Mapping[int, float]) -> dict[int, float]:
+    """By seed, the share of the reference's progress that the method lost: free of the scale of a loss.
+
+    >>> gaps({30: 1.2}, {30: 1.0}, {30: 3.0})
+    {30: 0.09999999999999998}
+    """
+    return {s: _over(method[s] - reference[s], start[s] - reference[s]) for s in method}
+
+
+def apart(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    """By seed, one less the other."""
+    return {s: one[s] - other[s] for s in one}
+
+
+def ratios(one: Mapping[int, float], other: Mapping[int, float]) -> dict[int, float]:
+    return {s: _over(one[s], other[s]) for s in one}
+
+
+def _over(top: float, bottom: float) -> float:
+    return top / bottom if bottom else math.nan
+
+
+def _judged(values: Mapping[int, float], unit: str, rule: str, judge: Callable[[Gap], tuple[bool, bool]]) -> Judgement:
+    spoilt = _spoilt(values)
+    if spoilt:
+        return Judgement("not", spoilt, None, unit)
+    if len(values) < 2:
+        return _none()
+    gap = gap_of([*values.values()])
+    holds, partly = judge(gap)
+    verdict: Verdict = "holds" if holds else "partly" if partly else "not"
+    tail = f" {unit}" if unit else ""
+    found = f"{_short(gap.mean)} [{_short(gap.low)}, {_short(gap.high)}]{tail} over {len(values)} seeds ({rule})"
+    return Judgement(verdict, found, gap, unit)
+
+
+def _spoilt(values: Mapping[int, float]) -> str:
+    bad = [s for s, v in values.items() if not math.isfinite(v)]
+    return f"not a finite number with seed {', '.join(map(str, bad))}" if bad else ""
+
+
+def _none() -> Judgement:
+    return Judgement("waiting", "fewer than two seeds have run")
+
+
+def _one_end(low: float, high: float) -> str:
+    return f"at most {_short(high)}" if math.isfinite(high) else f"at least {_short(low)}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"

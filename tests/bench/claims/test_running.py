@@ -1,0 +1,265 @@
+"""A claim is run, killed, gone on with and judged."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.bench.claims import toy
+
+from gossamer.bench.claims import (
+    ClaimError,
+    ClaimRecord,
+    Study,
+    begun,
+    empty,
+    find,
+    hash_of,
+    names,
+    quick,
+    run_claim,
+    running,
+)
+from gossamer.bench.claims.pages import index, page, write_pages
+from gossamer.bench.claims.sources import of_text
+
+COMMAND = """
+import sys
+from pathlib import Path
+from gossamer.bench.claims import begun, run_claim
+from tests.bench.claims.toy import CLAIM
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    known = begun(CLAIM, path)
+    print("begun", flush=True)
+    run_claim(CLAIM, known, lambda record: record.write(path), lambda run, left: None)
+"""
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> ClaimRecord:
+    """The toy's record, of a run that nobody disturbed, as it is read again."""
+    path = tmp_path_factory.mktemp("claims") / "toy.json"
+    run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), lambda run, left: None)
+    return ClaimRecord.read(path)
+
+
+def test_each_statement_has_its_verdict(known: ClaimRecord) -> None:
+    """Gradients halved on purpose lose a good part of the progress; dense against dense is no worse, and not better."""
+    assert known.done
+    assert known.verdicts() == ["holds", "not", "holds", "not", "waiting"]
+    assert known.statements[1].effect[1] > 0.02, "shown to be worse than the margin"
+    assert known.verdicts(changed=True) == ["stale"] * 4 + ["waiting"]
+    assert known.wall > 0
+    assert known.processor > 0
+
+
+def test_a_search_comes_before_the_seeds_that_judge(known: ClaimRecord) -> None:
+    tuned = [(r.stage, r.seed) for r in known.runs if r.study == "tuned"]
+    assert sorted(tuned) == [("final", 1)] * 2 + [("judged", 30), ("judged", 31)] + [("tuning", 0)] * 3
+    ends = {r.number: r.rows["quality"][-1] for r in known.runs if r.stage == "tuning"}
+    again = {r.number: r.rows["quality"][-1] for r in known.runs if r.stage == "final"}
+    assert sorted(again) == sorted(sorted(ends, key=lambda n: ends[n])[:2])
+    best = min(again, key=lambda n: max(ends[n], again[n]))
+    assert {r.number for r in known.runs if r.study == "tuned" and r.stage == "judged"} == {best}
+
+
+def test_what_is_done_is_not_run_again(known: ClaimRecord) -> None:
+    def never(*told: object) -> None:
+        raise AssertionError("it was run again")
+
+    run_claim(toy.CLAIM, known, never, never)
+
+
+def lasting(path: Path) -> dict:
+    """A record without what depends on the clock."""
+    table = json.loads(path.read_text())
+    for key in ("created", "wall", "commit"):
+        del table[key]
+    for run in table["runs"]:
+        del run["seconds"], run["processor"]
+    return table
+
+
+def _written(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@contextmanager
+def _here() -> Generator[ThreadPoolExecutor]:
+    """Runs in this process, one at a time: an interrupt then comes between any two of them."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
+
+
+def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
+    known: ClaimRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is killed here; a test that is marked slow does that."""
+    monkeypatch.setattr(running, "_pool", _here)
+    undisturbed, path, rng = tmp_path / "undisturbed.json", tmp_path / "toy.json", random.Random(1)
+    known.write(undisturbed)
+    for _ in range(5):
+        left = rng.randint(1, 3)
+
+        def interrupt(run: object, waiting: int) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), interrupt)
+        assert not ClaimRecord.read(path).done
+    run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), lambda run, left: None)
+    assert lasting(path) == lasting(undisturbed)
+
+
+@pytest.mark.slow  # seven times two processes load torch
+def test_killed_at_five_random_moments_it_ends_with_the_same_record(known: ClaimRecord, tmp_path: Path) -> None:
+    undisturbed, path = tmp_path / "undisturbed.json", tmp_path / "toy.json"
+    known.write(undisturbed)
+    rng = random.Random(3)
+    kept, kills = list[int](), 0
+    for _ in range(40):
+        asked = [sys.executable, "-W", "ignore", "-c", COMMAND, str(path)]
+        with subprocess.Popen(asked, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            if kills == 5:
+                assert process.wait(120) == 0
+                break
+            before = _written(path)
+            while process.poll() is None and _written(path) == before:
+                time.sleep(0.002)  # until at least one run more is kept
+            time.sleep(rng.random() * 0.01)
+            os.kill(process.pid, signal.SIGKILL)
+        kills += 1
+        kept.append(len(ClaimRecord.read(path).runs))
+    assert kills == 5
+    assert kept == sorted(kept)
+    assert kept[0] < len(known.runs), "it was killed in the middle"
+    assert lasting(path) == lasting(undisturbed)
+
+
+def test_a_quick_look_has_no_verdict_and_no_judged_seed() -> None:
+    runs = quick(toy.CLAIM, lambda run, left: None)
+    assert {run.seed for run in runs} == {0}
+    assert {run.settings["steps"] for run in runs if run.study == "training"} == {"6"}
+    assert {run.settings["scale"] for run in runs if run.study == "numbers"} == {"0.5"}
+
+
+def test_any_setting_changes_the_hash_of_the_plan() -> None:
+    numbers, training = toy.CLAIM.plan["numbers"], toy.CLAIM.plan["training"]
+    assert isinstance(numbers, Study)
+    changed = [
+        {"numbers": replace(numbers, cases={**numbers.cases, "two": {"scale": 2.5}})},
+        {"numbers": replace(numbers, seeds=(30, 31, 32))},
+        {"numbers": replace(numbers, quick={})},
+        {"numbers": replace(numbers, measure=hash_of)},
+        *(
+            {"training": replace(training, **{name: value})}
+            for name, value in {
+                "workload": "logistic",
+                "recipes": {"dense": "allreduce"},
+                "steps": 31,
+                "every": 5,
+                "ranks": 3,
+                "trials": 2,
+                "tuned_steps": 10,
+                "shards": "source",
+                "seeds": (30,),
+                "knobs": (),
+                "options": {"spread": 0.0},
+                "rate": hash_of,
+            }.items()
+        ),
+    ]
+    plans = [replace(toy.CLAIM, plan={**toy.CLAIM.plan, **change}) for change in changed]
+    ruled = replace(toy.CLAIM.statements[0], rule="another")
+    plans.append(replace(toy.CLAIM, statements=(ruled, *toy.CLAIM.statements[1:])))
+    hashes = {hash_of(plan) for plan in plans}
+    assert len(hashes) == len(plans)
+    assert hash_of(toy.CLAIM) not in hashes
+    assert hash_of(replace(toy.CLAIM, limits="a better sentence")) == hash_of(toy.CLAIM)
+
+
+def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_kept(known: ClaimRecord, tmp_path: Path) -> None:
+    path = tmp_path / "toy.json"
+    known.write(path)
+    other = replace(toy.CLAIM, plan={"numbers": toy.CLAIM.plan["numbers"]})
+    with pytest.raises(ClaimError, match=r"is of another plan .*--new-plan"):
+        begun(other, path)
+    fresh = begun(other, path, anew=True)
+    assert (fresh.runs, fresh.done, fresh.plan) == ([], False, hash_of(other))
+    assert fresh.earlier[0].verdicts == {"a": "holds", "b": "not", "c": "holds", "d": "not", "e": "waiting"}
+    assert f"Plan {known.plan}" in page(fresh)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "it is empty"), ("{}", "it is of no claim"), ('{"kind": "claim", "format": 9}', "it has format 9")],
+)
+def test_a_file_that_is_no_record_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "toy.json").write_text(text)
+    with pytest.raises(ClaimError, match=says):
+        begun(toy.CLAIM, tmp_path / "toy.json")
+
+
+def test_the_record_of_another_claim_is_refused(known: ClaimRecord, tmp_path: Path) -> None:
+    known.write(tmp_path / "toy.json")
+    with pytest.raises(ClaimError, match="record of the claim 'toy', not of 'other'"):
+        begun(replace(toy.CLAIM, name="other"), tmp_path / "toy.json")
+
+
+def test_pages_and_figures_are_made_from_the_record_alone(known: ClaimRecord, tmp_path: Path) -> None:
+    written = {path.name: path.read_text() for path in write_pages([known], tmp_path)}
+    assert sorted(written) == ["index.md", "toy-numbers.svg", "toy.md"]
+    assert "Verdict: **not** (expected: not)" in written["toy.md"]
+    assert "4 statements judged: 2 holds, 0 partly, 2 not; 1 wait. 4 came out as expected." in index([known])
+    judged = [run for run in known.runs if (run.study, run.case) == ("numbers", "two")]
+    assert known.figures[0].lines[0].points == [
+        [x, sum(run.rows["y"][i] for run in judged) / len(judged)] for i, x in enumerate([0.0, 1.0])
+    ]
+    assert known.figures[0].title in written["toy-numbers.svg"]
+
+
+def test_a_changed_method_is_seen_and_a_better_comment_is_not() -> None:
+    code = "def f(x):\n    return x + 1\n\nCLAIM = 3\n"
+    assert of_text(code) == of_text("# why\n" + code.replace("CLAIM = 3", "CLAIM = 4"))
+    assert of_text(code) != of_text(code.replace("+ 1", "+ 2"))
+
+
+def test_a_claim_that_does_not_exist() -> None:
+    with pytest.raises(ClaimError, match=r"there is no claim called 'dianna'\. Did you mean 'diana'"):
+        find("dianna")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_claim_is_whole(name: str) -> None:
+    claim = find(name)
+    assert claim.name == name
+    assert claim.plan or all(s.waits for s in claim.statements)
+    for study in claim.plan.values():
+        assert not {*study.seeds} - {30, 31, 32, 33, 34}, "others were looked at when defaults were chosen"
+    source = Path(sys.modules[claim.module].__file__ or "")
+    assert source.read_text().count("\n") <= 120
+    assert empty(claim).sources.keys() >= {claim.module, *claim.methods}
+    assert "" not in empty(claim).sources.values(), "a method's module is not there"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_a_quick_look_at_every_claim_runs_to_its_end(name: str) -> None:
+    claim = find(name)
+    assert bool(quick(claim, lambda run, left: None)) == bool(claim.plan)

@@ -1,0 +1,75 @@
+"""A claim for the tests: a function that takes no time, and one contest with a contender that is sabotaged on purpose."""
+
+from typing import final
+
+from torch import Tensor
+
+from gossamer.bench.claims import Contest, Evidence, Figure, PaperClaim, Statement, Study
+from gossamer.bench.claims.evidence import Rows
+from gossamer.bench.claims.verdict import apart, better, gaps, no_worse, within
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Context, Memory, Sender
+from gossamer.core.parts import part
+from gossamer.core.verbs import Program
+
+
+@final
+@part("halved_gradient")
+class HalvedGradient(Memory):
+    """Hands on half of what was agreed: what a method that is broken looks like."""
+
+    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
+        result = yield from send(block, context)
+        return result.mean / 2
+
+
+def measure(seed: int, scale: float) -> Rows:
+    return {"x": [0.0, 1.0], "y": [seed * scale, 2 * seed * scale]}
+
+
+def _ratio(evidence: Evidence):
+    return within(evidence.last("numbers", "two", "y"), 4.0 * 30, 4.0 * 34)
+
+
+def _gaps(evidence: Evidence, case: str) -> dict[int, float]:
+    ends = {name: evidence.last("training", name, "quality") for name in ("dense", case)}
+    return gaps(ends[case], ends["dense"], evidence.first("training", "dense", "quality"))
+
+
+def _figures(evidence: Evidence) -> list[Figure]:
+    return [Figure("numbers", "Numbers", "x", "y", lines=[evidence.mean_line("numbers", "two", "x", "y")])]
+
+
+CLAIM = PaperClaim(
+    name="toy",
+    paper="Nobody (2026)",
+    module=__name__,
+    statements=(
+        Statement("a", "Two is twice one.", "each value in a range", "holds", _ratio),
+        Statement("b", "Half is no worse.", "gap at most 2 %", "not", lambda e: no_worse(_gaps(e, "halved"), 0.02)),
+        Statement("c", "Dense is no worse.", "gap at most 2 %", "holds", lambda e: no_worse(_gaps(e, "again"), 0.02)),
+        Statement(
+            "d",
+            "Dense is better.",
+            "loss",
+            "not",
+            lambda e: better(apart(e.last("training", "dense", "quality"), e.last("training", "again", "quality"))),
+        ),
+        Statement("e", "Faster.", "time", "holds", waits="an honest clock"),
+    ),
+    setup=("Numbers, and ridge regression.",),
+    limits="Everything.",
+    plan={
+        "numbers": Study(measure, {"one": {"scale": 1.0}, "two": {"scale": 2.0}}, quick={"scale": 0.5}),
+        "training": Contest(
+            "ridge",
+            {"dense": "allreduce", "halved": "allreduce + halved_gradient()", "again": "allreduce(fp32())"},
+            steps=30,
+            every=10,
+            ranks=2,
+            trials=1,
+        ),
+        "tuned": Contest("ridge", {"dense": "allreduce"}, steps=10, every=5, ranks=2, trials=3, seeds=(30, 31)),
+    },
+    figures=_figures,
+)
