@@ -87,7 +87,7 @@ PEAKS = {  # of those that choose among a whole block, look at whole matrices, o
     "zero_one_adam": 14,
     "onebit_lamb": 24,
     "dion": 10,
-    "noloco": 18,  # the model sent, the one received, the differences of both
+    "noloco": 12,  # the model sent, the one received, and their differences
 }
 ACTIVATIONS = 2.0  # and what the judges' own model needs in its passes
 CHANCE = 1.0  # and by how much two runs of the same may differ: lanes let go in an order of chance
