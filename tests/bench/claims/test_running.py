@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.bench.claims import toy
 
-from gossamer.bench.claims import ClaimError, ClaimRecord, begun, empty, find, hash_of, names, quick, run_claim
+from gossamer.bench.claims import ClaimError, ClaimRecord, begun, empty, find, hash_of, names, quick, run_claim, running
 from gossamer.bench.claims.pages import index, page, write_pages
 from gossamer.bench.claims.plan import Study
 from gossamer.bench.claims.sources import of_text
@@ -80,6 +83,38 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+@contextmanager
+def _here() -> Iterator[ThreadPoolExecutor]:
+    """Runs in this process, one at a time: an interrupt then comes between any two of them."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
+
+
+def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
+    known: ClaimRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is killed here; a test that is marked slow does that."""
+    monkeypatch.setattr(running, "_pool", _here)
+    undisturbed, path, rng = tmp_path / "undisturbed.json", tmp_path / "toy.json", random.Random(1)
+    known.write(undisturbed)
+    for _ in range(5):
+        left = rng.randint(1, 3)
+
+        def interrupt(run: object, waiting: int) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), interrupt)
+        assert not ClaimRecord.read(path).done
+    run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), lambda run, left: None)
+    assert lasting(path) == lasting(undisturbed)
+
+
+@pytest.mark.slow  # seven times two processes load torch
 def test_killed_at_five_random_moments_it_ends_with_the_same_record(known: ClaimRecord, tmp_path: Path) -> None:
     undisturbed, path = tmp_path / "undisturbed.json", tmp_path / "toy.json"
     known.write(undisturbed)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 
 from gossamer.bench.claims.evidence import Figure
 from gossamer.bench.claims.record import ClaimRecord, JudgedStatement
@@ -14,6 +15,7 @@ from gossamer.core import files
 
 AUTHOR = "<!-- a page of claims, written by gossamer -->\n\n"
 PAGE = files.FileKind("page of claims", (AUTHOR.strip().encode(),))
+COLUMNS = 118
 LIMIT = 600.0  # seconds that a claim may take on two cores
 
 
@@ -37,37 +39,51 @@ def _page(path: Path, text: str) -> Path:
 
 def page(known: ClaimRecord) -> str:
     """One claim: what the paper says, what was run, what was found, and what it cannot show."""
-    head = [f"# {known.claim}", known.paper, "## What was run", "\n".join(f"- {line}" for line in known.setup)]
+    head = [f"# {known.claim}", _text(known.paper), "## What was run", "\n".join(map(_item, known.setup))]
     figures = [f"![{f.title}]({known.claim}-{f.id}.svg)\n\n{f.title}." for f in known.figures]
     body = ["## What was found", *(_statement(s) for s in known.statements), *figures]
-    tail = ["## What our scale cannot show", known.limits, "## How", _how(known)]
+    tail = ["## What our scale cannot show", _text(known.limits), "## How", _text(_how(known))]
     if known.earlier:
         tail += ["## Earlier plans", *(_earlier(known))]
     return "\n\n".join([*head, *body, *tail]) + "\n"
 
 
 def _statement(s: JudgedStatement) -> str:
-    found = f"\n- Found: {s.found}" if s.found else ""
-    said = f"**{s.key}. {s.says}**"
-    return f"{said}\n\n- Verdict: **{s.verdict}** (expected: {s.expected}){found}\n- Rule: {s.rule}"
+    said = [f"Verdict: **{s.verdict}** (expected: {s.expected})", f"Rule: {s.rule}"]
+    if s.found:
+        said.insert(1, f"Found: {s.found}")
+    return _text(f"**{s.key}. {s.says}**") + "\n\n" + "\n".join(map(_item, said))
+
+
+def _text(words: str) -> str:
+    return fill(words, COLUMNS, break_long_words=False, break_on_hyphens=False)
+
+
+def _item(words: str) -> str:
+    return fill(f"- {words}", COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _how(known: ClaimRecord) -> str:
-    seeds = ", ".join(map(str, known.seeds)) or "none"
+    if not known.runs:
+        return f"It has not been run. `gossamer claims {known.claim}` does it; its plan is {known.plan}."
+    seeds = ", ".join(map(str, known.seeds))
     versions = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     late = " That is longer than the ten minutes which a claim may take." if known.wall > LIMIT else ""
     return (
-        f"`gossamer claims {known.claim}` runs it again. Judged seeds: {seeds}. {len(known.runs)} runs, "
-        f"{known.processor / 60:.1f} minutes of a processor, {known.wall / 60:.1f} minutes by the clock on two "
-        f"processes.{late} Commit {known.commit or 'unknown'}, plan {known.plan}, {known.created[:10]}; {versions}; "
-        f"{known.machine}. All settings and curves: [the record](records/{known.claim}.json)."
+        f"`gossamer claims {known.claim} --records FOLDER` does the same elsewhere. Judged seeds: {seeds}. "
+        f"{len(known.runs)} runs, {known.processor / 60:.1f} minutes of a processor, {known.wall / 60:.1f} minutes by "
+        f"the clock on two processes.{late} Commit {known.commit or 'unknown'}, plan {known.plan}, "
+        f"{known.created[:10]}; {versions}; {known.machine}. All settings and curves: "
+        f"[the record](records/{known.claim}.json)."
     )
 
 
 def _earlier(known: ClaimRecord) -> list[str]:
     return [
-        f"Plan {e.plan} (commit {e.commit}, {e.created[:10]}): "
-        + "; ".join(f"{key} {verdict}, {e.found.get(key, '')}" for key, verdict in e.verdicts.items())
+        _text(
+            f"Plan {e.plan} (commit {e.commit}, {e.created[:10]}): "
+            + "; ".join(f"{key} {verdict}, {e.found.get(key, '')}" for key, verdict in e.verdicts.items())
+        )
         for e in known.earlier
     ]
 
@@ -76,9 +92,9 @@ def index(records: Sequence[ClaimRecord]) -> str:
     """The table of all statements, and the counts."""
     rows = ["| claim | statement | verdict | expected | effect | seeds | minutes |", "|" + " --- |" * 7]
     rows += [_row(known, s) for known in records for s in known.statements]
-    return "\n\n".join(["# What papers claim, and what was found", INTRODUCTION, counts(records), "\n".join(rows)]) + (
-        "\n\n" + _contents(records)
-    )
+    return "\n\n".join(
+        ["# What papers claim, and what was found", _text(INTRODUCTION), counts(records), "\n".join(rows)]
+    ) + ("\n\n" + _contents(records))
 
 
 INTRODUCTION = (

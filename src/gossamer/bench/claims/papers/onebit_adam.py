@@ -1,0 +1,49 @@
+"""1-bit Adam: as Adam, after a warm-up."""
+
+from gossamer.bench.claims import DEAR, Contest, Evidence, Figure, PaperClaim, Statement
+from gossamer.bench.claims.verdict import Judgement, gaps, no_worse
+
+STEPS = 96
+
+
+def _judge(e: Evidence) -> Judgement:
+    ends = {name: e.last("lm-bytes", name, "quality") for name in ("Adam", "1-bit Adam")}
+    return no_worse(gaps(ends["1-bit Adam"], ends["Adam"], e.first("lm-bytes", "Adam", "quality")), 0.02, "of progress")
+
+
+def _figures(e: Evidence) -> list[Figure]:
+    lines = [e.mean_line("lm-bytes", c, "steps", "quality") for c in ("Adam", "1-bit Adam")]
+    return [Figure("steps", "Held-out loss", "steps", "loss", lines=lines)]
+
+
+CLAIM = PaperClaim(
+    name="onebit_adam",
+    paper="Tang et al., 1-bit Adam, ICML 2021",
+    module=__name__,
+    statements=(
+        Statement(
+            "a",
+            "After a warm-up 1-bit Adam converges as Adam.",
+            "gap at most 2 % of Adam's progress, upper bound",
+            "partly",
+            _judge,
+        ),
+    ),
+    setup=(
+        f"lm-bytes, four ranks, {STEPS} steps, warm-up of a quarter of them.",
+        "Adam (dense, the same update) and 1-bit Adam with three trials each over the learning rate; three judged seeds.",
+    ),
+    limits="A warm-up of 24 steps is short, and the frozen second moment is that of early, large gradients.",
+    plan={
+        "lm-bytes": Contest(
+            "lm-bytes",
+            {"Adam": f"onebit_adam({STEPS})", "1-bit Adam": f"onebit_adam({STEPS // 4})"},
+            steps=STEPS,
+            every=16,
+            trials=3,
+            tuned_steps=48,
+            seeds=DEAR,
+        )
+    },
+    figures=_figures,
+)

@@ -1,0 +1,86 @@
+"""`gossamer claims`, as a user types it: the list, a quick look, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gossamer.bench.claims import DEAR, ClaimRecord, begun, find, names
+from gossamer.bench.claims.record import JudgedStatement
+from gossamer.bench.cli import claims
+from gossamer.bench.workloads import DataError, Ridge
+
+Say = Callable[..., tuple[int, str, str]]
+
+
+def test_all_claims_are_listed_and_wait_where_there_is_no_record(say: Say) -> None:
+    code, out, _ = say("claims")
+    assert code == 0
+    assert all(name in out for name in names())
+    assert "0 statements judged" in out
+    listed = json.loads(say("claims", "--json")[1])
+    assert {s["verdict"] for claim in listed for s in claim["statements"]} == {"waiting"}
+
+
+def test_a_claim_that_does_not_exist_is_one_line(say: Say) -> None:
+    code, out, err = say("claims", "ef2l")
+    assert (code, out) == (2, "")
+    assert "there is no claim called 'ef2l'. Did you mean 'ef21'?" in err
+    assert len(err.splitlines()) == 1
+
+
+def judged(path: Path, plan: str = "") -> ClaimRecord:
+    """A record that is done, as if it had been run."""
+    known = begun(find("ef21"), path)
+    known.done, known.plan = True, plan or known.plan
+    only = known.statements[0]
+    known.statements = [JudgedStatement(only.key, only.says, only.rule, only.expected, "not", "found so")]
+    known.write(path)
+    return known
+
+
+def test_what_has_its_verdict_is_shown_and_not_run_again(say: Say) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    before = judged(folder / "ef21.json")
+    code, out, _ = say("claims", "ef21")
+    assert code == 0
+    assert "not (expected: holds)  found so" in out
+    assert ClaimRecord.read(folder / "ef21.json") == before
+    assert "1 statements judged: 0 holds, 0 partly, 1 not" in say("claims")[1]
+    assert say("claims", "--pages", "pages")[0] == 0
+    assert "Verdict: **not**" in Path("pages/ef21.md").read_text()
+
+
+def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_stale(say: Say) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    judged(folder / "ef21.json", plan="an earlier one")
+    code, _, err = say("claims", "ef21")
+    assert code == 2
+    assert "is of another plan (an earlier one;" in err
+    assert "--new-plan" in err
+    (row,) = (c for c in json.loads(say("claims", "--json")[1]) if c["claim"] == "ef21")
+    assert row["statements"][0]["verdict"] == "stale"
+    (folder / "ef21.json").write_text("{}")
+    assert say("claims")[0] == 2
+
+
+def test_data_that_cannot_be_had_is_one_line_and_nothing_is_lost(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: Ridge) -> None:
+        raise DataError("the data cannot be fetched: no network; see docs/workloads.md")
+
+    monkeypatch.setattr(Ridge, "load", gone)
+    code, out, err = say("claims", "ef21", "--quick")
+    assert (code, out) == (1, "")
+    assert err == "gossamer: the data cannot be fetched: no network; see docs/workloads.md\n"
+
+
+def test_a_quick_look_says_what_it_ran_and_leaves_no_record(say: Say) -> None:
+    code, out, _ = say("claims", "ef21", "--quick", "--json")
+    assert code == 0
+    assert json.loads(out)["runs"] == 3
+    assert not Path("runs/claims").exists()
+    assert len(DEAR) == 3
+    assert Path("runs/claims") == claims.ELSEWHERE
