@@ -83,8 +83,7 @@ CLAIM = PaperClaim(
     setup=(
         "Four ranks with 16 images each (fashion, 938 steps, and fashion-resnet, 200) or 4 windows of text (lm, 100 steps).",
         "SGD at the rate that is the workload's own, found for dense gradients, and left alone; it falls as (1 - t/T)^.5.",
-        "Faithful is one scale for all ranks and a dense last layer; the preset rounds the answer too.",
-    ),
+        "Faithful is one scale for all ranks and a dense last layer; the preset rounds the answer too."),
     limits="ImageNet, 90 epochs, and what dropout adds. One epoch of a small network stands for AlexNet.",
     plan={
         "fashion": Contest(
