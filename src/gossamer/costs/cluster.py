@@ -188,6 +188,7 @@ class Cluster:
         every = [replace(hosts, count=1) for hosts in self.hosts for _ in range(hosts.count)]
         return replace(self, hosts=tuple(every[node] for node in nodes))
 
+
 def from_flags(
     *,
     nodes: int,

@@ -235,8 +235,9 @@ class StopsOnNotice(Callback):
         saves = trainer.checkpoint_callback
         folder = None if saves is None else getattr(saves, "dirpath", None)
         began = time.monotonic()
-        trainer.save_checkpoint(os.path.join(folder or trainer.default_root_dir, "last.ckpt"))
-        comm.took_to_save(time.monotonic() - began)
+        path = os.path.join(folder or trainer.default_root_dir, "last.ckpt")
+        trainer.save_checkpoint(path)
+        comm.took_to_save(path, time.monotonic() - began, is_over=True)
         self._evaluated, trainer.limit_val_batches = trainer.limit_val_batches, 0
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None
         trainer.should_stop = True

@@ -95,6 +95,16 @@ class Beat(NamedTuple):
     def has_left(self) -> bool:
         return self.said == LEFT
 
+    @property
+    def owes(self) -> float:
+        """The norm of what the rank had not sent yet, as it told; 0 if it told none."""
+        _, _, told = self.said.partition(" ")
+        try:
+            owes = float(told or 0.0)
+        except ValueError:
+            return 0.0
+        return owes if 0 <= owes < inf else 0.0
+
 
 @final
 class Seats:

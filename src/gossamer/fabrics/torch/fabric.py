@@ -162,7 +162,7 @@ class TorchFabric:
         """Regroup in place of a rank that has just come; where all start together, the failure is raised."""
         if self._members is None or not self._members.joins:
             raise failure
-        self._regroup(failure)
+        self.regroup(failure)
 
     def _wake(self) -> None:
         """End all collectives under way with an error, from any thread."""
