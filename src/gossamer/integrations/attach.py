@@ -36,11 +36,11 @@ from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.held_model import held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
+from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.survivors import Survivors
 from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
 
@@ -170,15 +170,15 @@ def attach(
         backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
         if fabric.members is not None and not isinstance(worker.recipe.schedule, Elastic):
-            steps.survivors = Survivors(steps, comes)
+            steps.regrouping = Regrouping(steps, comes)
         if comes:  # the others wait to hand over what they have agreed on
             worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
             if worker.ranks.weights:
                 refuse_weights(worker)
-            if steps.survivors is None:
+            if steps.regrouping is None:
                 fabric.run(worker.begin(), "attach")
             else:
-                steps.survivors.join_in()
+                steps.regrouping.join_in()
                 steps.take_part()
             meter.restart()
         if fabric.members is not None:

@@ -20,9 +20,9 @@ from gossamer.integrations.closures import Call, closure_of, refuse_closure, ser
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.metrics import Meter
+from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.step_state import StepEvent, StepState, after
-from gossamer.integrations.survivors import Survivors
 from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class StepLoop:
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
-        self.survivors: Survivors | None = None  # under members(): what happens when they change
+        self.regrouping: Regrouping | None = None  # under members(): what happens when they change
         self.stage = 0  # of this step: 1 when its optimizers have stepped, 2 when its schedule has ended
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
@@ -114,7 +114,7 @@ class StepLoop:
 
     def take_part(self) -> None:
         """Take part in the rest of a step that the others are in the midst of, and whose beginning this rank has taken over."""
-        stage, self.survivors_rest = self.survivors_rest, 0
+        stage, self.regrouping_rest = self.regrouping_rest, 0
         if not stage:
             return
         self.stage = stage
@@ -127,13 +127,13 @@ class StepLoop:
         self.stage = 0
 
     @property
-    def survivors_rest(self) -> int:
-        return 0 if self.survivors is None else self.survivors.rest
+    def regrouping_rest(self) -> int:
+        return 0 if self.regrouping is None else self.regrouping.rest
 
-    @survivors_rest.setter
-    def survivors_rest(self, stage: int) -> None:
-        if self.survivors is not None:
-            self.survivors.rest = stage
+    @regrouping_rest.setter
+    def regrouping_rest(self, stage: int) -> None:
+        if self.regrouping is not None:
+            self.regrouping.rest = stage
 
     def ask_for_buffers(self) -> None:
         """Start to ask which buffers changed, before anything else is sent, so that the step's end need not wait for it."""
@@ -296,8 +296,8 @@ class StepLoop:
         self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
-        if over and self.survivors is not None:
-            self.survivors.between_steps()
+        if over and self.regrouping is not None:
+            self.regrouping.between_steps()
             self.take_part()
 
     def _gradients_are_gone(self, arriving: Tensor | None) -> bool:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gossamer.bench.claims.evidence import ClaimRun, Key, Rows
-from gossamer.bench.claims.training import TrainingRun, constant, trained
+from gossamer.bench.claims.training import ContestRun, constant, trained
 from gossamer.bench.tune import Search, SearchPlan
 from gossamer.bench.tune.points import Setting
 from gossamer.bench.tune.space import SearchOverride
@@ -142,7 +142,7 @@ class Contest:
         steps = self.steps if key[2] == "judged" or not self.tuned_steps else self.tuned_steps
         options = {**self.options, "seed": key[4], "shards": self.shards}
         every = min(self.every, steps)
-        run = TrainingRun(self.workload, options, repr(setting.recipe), setting.lr, steps, every, self.ranks, self.rate)
+        run = ContestRun(self.workload, options, repr(setting.recipe), setting.lr, steps, every, self.ranks, self.rate)
         shown = {"recipe": repr(setting.recipe), "lr": f"{setting.lr:.6g}", "steps": str(steps)}
         return PlannedRun(key, trained, {"run": run}, shown, may_fail=key[3] > 0)
 

@@ -35,7 +35,7 @@ class DivergedAt(Exception):
         self.rows = rows
 
 
-class TrainingRun(NamedTuple):
+class ContestRun(NamedTuple):
     """What is trained, and how."""
 
     workload: str
@@ -48,10 +48,10 @@ class TrainingRun(NamedTuple):
     rate: Callable[[float], float] = constant
 
 
-def trained(run: TrainingRun) -> Rows:
+def trained(run: ContestRun) -> Rows:
     """The held-out quality, the training loss and the bytes of a rank so far, from before the first step on.
 
-    >>> rows = trained(TrainingRun("ridge", {}, "allreduce", lr=1.0, steps=20, every=10, ranks=2))
+    >>> rows = trained(ContestRun("ridge", {}, "allreduce", lr=1.0, steps=20, every=10, ranks=2))
     >>> rows["steps"], rows["quality"][2] < rows["quality"][1] < rows["quality"][0]
     ([0, 10, 20], True)
     """

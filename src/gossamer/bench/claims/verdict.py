@@ -64,7 +64,7 @@ def all_of(parts: Mapping[str, Judgement]) -> Judgement:
     waiting = [p for p in parts.values() if p.verdict not in ORDER]
     if waiting or not parts:
         return waiting[0] if waiting else _none()
-    worst = next(v for v in ORDER[::-1] if any(p.verdict == v for p in parts.values()))
+    worst: Verdict = next(v for v in ORDER[::-1] if any(p.verdict == v for p in parts.values()))
     said = "; ".join(f"{name}: {p.verdict} ({p.found})" for name, p in parts.items())
     only = next(iter(parts.values())) if len(parts) == 1 else None
     return Judgement(worst, said, only.effect if only else None, only.unit if only else "")

@@ -1,4 +1,4 @@
-"""Survivors: what the ranks that are present say to one another, and do, after one was lost or has come."""
+"""Regrouping: what the ranks that are present say to one another, and do, after one was lost or has come."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gossamer.integrations.steps import StepLoop
 
 
-class Survivors:
+class Regrouping:
     """Continues a run with the members that are present, under recipes that all ranks step together in, or gossip.
 
     When ranks meet they are at the same collective (`fabrics/torch/last_collective.py`). Who comes, and who could not be brought
