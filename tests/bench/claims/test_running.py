@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from gossamer.bench.claims import (
     ClaimRecord,
     Study,
     begun,
+    confirm,
     empty,
     find,
     hash_of,
@@ -61,6 +63,24 @@ def test_each_statement_has_its_verdict(known: ClaimRecord) -> None:
     assert known.verdicts(changed=True) == ["stale"] * 4 + ["waiting"]
     assert known.wall > 0
     assert known.processor > 0
+
+
+def test_verdicts_stand_again_where_the_first_seeds_runs_are_the_same(known: ClaimRecord) -> None:
+    stale = deepcopy(known)
+    stale.sources = dict.fromkeys(known.sources, "other")
+    made = list[str]()
+    assert confirm(toy.CLAIM, stale, lambda run, left: made.append(f"{run.study} {run.case} {run.seed}")) == []
+    assert (stale.sources, stale.runs) == (known.sources, known.runs)
+    assert sorted(made) == sorted(f"{r.study} {r.case} 30" for r in known.runs if (r.stage, r.seed) == ("judged", 30))
+
+
+def test_a_method_that_has_changed_stays_stale(known: ClaimRecord) -> None:
+    stale = deepcopy(known)
+    stale.sources = dict.fromkeys(known.sources, "other")
+    changed = next(r for r in stale.runs if (r.study, r.case, r.seed) == ("training", "halved", 30))
+    changed.rows["quality"][-1] *= 1.001
+    assert confirm(toy.CLAIM, stale, lambda run, left: None) == ["training halved"]
+    assert stale.sources != known.sources
 
 
 def test_a_search_comes_before_the_seeds_that_judge(known: ClaimRecord) -> None:

@@ -30,7 +30,7 @@ from gossamer.bench.claims.evidence import ClaimRun, Evidence, Line, Rows, mean
 from gossamer.bench.claims.plan import DEAR, JUDGED, Contest
 from gossamer.bench.claims.plan import ClaimStudy as Study
 from gossamer.bench.claims.record import ClaimRecord
-from gossamer.bench.claims.running import begun, empty, hash_of, quick, run_claim
+from gossamer.bench.claims.running import begun, confirm, empty, hash_of, quick, run_claim
 from gossamer.bench.claims.sources import sources
 from gossamer.core.parts import nearest
 
@@ -62,6 +62,7 @@ __all__ = [
     "Statement",
     "Study",
     "begun",
+    "confirm",
     "empty",
     "find",
     "hash_of",

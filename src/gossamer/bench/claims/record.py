@@ -61,6 +61,7 @@ class ClaimRecord:
     earlier: list[EarlierVerdicts] = field(default_factory=list[EarlierVerdicts])
     done: bool = False  # all runs are there, and the verdicts are given
     wall: float = 0.0  # seconds by the clock, of all sittings together
+    confirmed: str = ""  # the commit at which the first seed's runs came out the same again
     kind: str = KIND
     format: int = FORMAT
 

@@ -7,7 +7,19 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from gossamer.bench.claims import ClaimRecord, PaperClaim, begun, empty, find, hash_of, names, quick, run_claim, sources
+from gossamer.bench.claims import (
+    ClaimRecord,
+    PaperClaim,
+    begun,
+    confirm,
+    empty,
+    find,
+    hash_of,
+    names,
+    quick,
+    run_claim,
+    sources,
+)
 from gossamer.bench.claims.evidence import ClaimRun
 from gossamer.bench.claims.pages import counts, write_pages
 from gossamer.bench.claims.record import JudgedStatement
@@ -29,6 +41,12 @@ def claims(
     new_plan: Annotated[
         bool, typer.Option("--new-plan", help="Where the record is of another plan: keep its verdicts, run this one.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--confirm", help="Make the first seed's runs again: where they are the same, a stale verdict stands again."
+        ),
+    ] = False,
     pages: Annotated[Path | None, typer.Option(help="Write the pages of all records into this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,6 +60,8 @@ def claims(
         _write_pages(folder, pages)
     elif name is None:
         _list(folder, as_json)
+    elif again:
+        _confirm(find(name), folder / f"{name}.json")
     elif short:
         runs = quick(find(name), lambda run, left: None if as_json else _told(run, left))
         if as_json:
@@ -68,6 +88,19 @@ def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None
         out.print(f"{row.key}. {row.says}", markup=False)
         out.print(f"   {verdict} (expected: {row.expected})  {row.found}", markup=False)
     out.print(f"\nrecord: {path}", markup=False, soft_wrap=True)
+
+
+def _confirm(claim: PaperClaim, path: Path) -> None:
+    known = begun(claim, path)
+    if not known.done:
+        raise InputError(f"{claim.name} has no verdicts that could be confirmed; run 'gossamer claims {claim.name}'")
+    others = confirm(claim, known, _told)
+    if others:
+        raise FailedError(f"{claim.name} stays stale, since these runs come out otherwise now: {', '.join(others)}")
+    known.write(path)
+    console().print(
+        f"{claim.name}: all runs of seed {min(known.seeds)} came out the same; the verdicts stand", markup=False
+    )
 
 
 def _told(run: ClaimRun, left: int) -> None:
