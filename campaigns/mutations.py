@@ -25,7 +25,7 @@ COUNTING, RECIPE, REPORT = (
 
 MUTATIONS = (
     # the worker, whatever the recipe
-    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "PendingCommit(flight.drafts if self.finite else [])", "PendingCommit(flight.drafts)", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
+    Mutation("engine: spoilt means change memories", "runtime/averaging.py", "PendingCommit(flight.drafts if self.finite else [], renewed", "PendingCommit(flight.drafts, renewed", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[topk(ratio=0.1) + slowmo(3, by_lr=False)]"),
     Mutation("engine: a spoilt round is taken", "runtime/averaging.py", "flight.lost = not self.finite", "flight.lost = False", f"{NOT_FINITE}::test_a_lost_model_costs_one_round_and_no_memory[slowmo(3)]"),
     Mutation("engine: channels in any order", "runtime/buckets.py", "finished.sort(key=lambda names: position[names[-1]])", "pass", "tests/runtime/test_buckets.py::test_channels_go_in_the_order_in_which_backward_fills_them"),
     Mutation("engine: rates stay multiplied", "runtime/update_step.py", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            group", "for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):\n            dict(group)", f"{ACCORDION}::test_the_rate_grows_at_the_same_step_as_the_batch"),

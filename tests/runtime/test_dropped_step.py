@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.canned_answers import answer_with_wires
-from gossamer.core.errors import MembersChanged
 from gossamer.core.programs import drive
-from gossamer.core.verbs import Compute, Join, Now, OptimizerStep, Start, Verb
+from gossamer.core.verbs import Compute, Join, MembersChanged, Now, OptimizerStep, Start, Verb
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
 

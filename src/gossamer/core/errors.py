@@ -32,10 +32,6 @@ class PeerError(GossamerError, RuntimeError):
     """Another rank is missing, later than the deadline, or makes other requests than this one."""
 
 
-class MembersChanged(PeerError):
-    """Ranks were lost or have come. Those that are present have met again; only what was under way is lost."""
-
-
 class DeadlockError(GossamerError, RuntimeError):
     """All programs wait for each other, so that none can go on."""
 

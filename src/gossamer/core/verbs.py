@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gossamer.core.errors import WireError
+from gossamer.core.errors import PeerError, WireError
 
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max", "min"]
@@ -251,6 +251,10 @@ class Regroup:
     """
 
     failure: Exception
+
+
+class MembersChanged(PeerError):
+    """Ranks were lost or have come. Those that are present have met again; only what was under way is lost."""
 
 
 class Present(NamedTuple):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.core.errors import AttachError, MembersChanged
+from gossamer.core.errors import AttachError
 from gossamer.core.schedule import together
-from gossamer.core.verbs import Program, join
+from gossamer.core.verbs import MembersChanged, Program, join
 from gossamer.integrations import consensus
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper

@@ -10,8 +10,9 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
-from gossamer.core.errors import AttachError, CheckpointError, GossamerError, MembersChanged, PeerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
+from gossamer.core.verbs import MembersChanged
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.notice import Notice

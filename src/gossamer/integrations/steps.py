@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gossamer.core.errors import AttachError, MembersChanged
+from gossamer.core.errors import AttachError
 from gossamer.core.hashes import hash_of
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch

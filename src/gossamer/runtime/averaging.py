@@ -10,9 +10,8 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
 from gossamer.core.contracts import ARREARS, Context, Exchange, Memory, RankTimes, ReduceResult
-from gossamer.core.errors import MembersChanged
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Among, Program, all_gather, all_reduce, join, start
+from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_reduce, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.buckets import settle_owners

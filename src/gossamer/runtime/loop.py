@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Exchange, Update
-from gossamer.core.errors import MembersChanged
 from gossamer.core.loop import (
     Averages,
     ErrorMeter,
@@ -19,7 +18,7 @@ from gossamer.core.loop import (
     UntrainedTensors,
 )
 from gossamer.core.stream_events import record_stream_use
-from gossamer.core.verbs import Program, start
+from gossamer.core.verbs import MembersChanged, Program, start
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.optimizer_state import gain
 

@@ -7,12 +7,11 @@ from typing import Annotated, Literal, final
 import torch
 
 from gossamer.core.constraints import Constraint, excludes
-from gossamer.core.errors import MembersChanged
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule, Shape
-from gossamer.core.verbs import OptimizerStep, Program
+from gossamer.core.verbs import MembersChanged, OptimizerStep, Program
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.rounds import (
     OuterStep,

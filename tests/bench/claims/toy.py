@@ -1,26 +1,8 @@
 """A claim for the tests: a function that takes no time, and one contest with a contender that is sabotaged on purpose."""
 
-from typing import final
-
-from torch import Tensor
-
 from gossamer.bench.claims import Contest, Evidence, Figure, PaperClaim, Statement, Study
 from gossamer.bench.claims.evidence import Rows
 from gossamer.bench.claims.verdict import apart, better, gaps, no_worse, within
-from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import Context, Memory, Sender
-from gossamer.core.parts import part
-from gossamer.core.verbs import Program
-
-
-@final
-@part("halved_gradient")
-class HalvedGradient(Memory):
-    """Hands on half of what was agreed: what a method that is broken looks like."""
-
-    def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
-        result = yield from send(block, context)
-        return result.mean / 2
 
 
 def measure(seed: int, scale: float) -> Rows:
@@ -63,7 +45,7 @@ CLAIM = PaperClaim(
         "numbers": Study(measure, {"one": {"scale": 1.0}, "two": {"scale": 2.0}}, quick={"scale": 0.5}),
         "training": Contest(
             "ridge",
-            {"dense": "allreduce", "halved": "allreduce + halved_gradient()", "again": "allreduce(fp32())"},
+            {"dense": "allreduce", "halved": "allreduce + every_step(rate=0.5)", "again": "allreduce(fp32())"},
             steps=30,
             every=10,
             ranks=2,

@@ -143,7 +143,7 @@ COMMANDS = [  # each help line equals the first line of the command's own help; 
     LazyCommand(
         "doctor",
         "doctor.doctor",
-        "Versions, kernels and their speed, the lab, and the link between two ranks on this machine.",
+        "Versions, kernels and their speed, network cards, the lab, and the link between two ranks on this machine.",
     ),
     LazyCommand(
         "lab",

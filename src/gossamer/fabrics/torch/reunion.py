@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gossamer.core.errors import GossamerError, MembersChanged, PeerError
-from gossamer.core.verbs import Program
+from gossamer.core.errors import GossamerError, PeerError
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.comm_thread import Task
 from gossamer.fabrics.torch.last_collective import LastCollective, level
 

@@ -107,11 +107,9 @@ CLAIM = PaperClaim(
         Statement("d", "The asynchronous error grows with staleness.",
             "four values", "holds", waits="a run at fixed staleness"),
     ),
-    setup=(
-        "digits on 50 virtual ranks of 16 images, 200 updates; computing takes .8 s and an exponential of mean .2 s.",
-        "What travels takes no time. Gradients of late ranks are dropped.",
-        "Asynchronous: each gradient on arrival, as many in all. Rates are the best of five each on seed 0: 8 and .02 of the usual.",
-    ),
+    setup=("digits on 50 virtual ranks of 16 images, 200 updates; computing takes .8 s and an exponential of mean .2 s.",
+           "What travels takes no time. Gradients of late ranks are dropped.",
+           "Asynchronous: each gradient on arrival, as many in all. Rates are the best of five each on seed 0: 8 and .02 of the usual."),
     limits="Inception on 200 GPUs, and queues at a parameter server.",
     plan={
         "synchronous": Study(synchronous, SYNCHRONOUS, quick={"updates": 20}, seeds=DEAR),
