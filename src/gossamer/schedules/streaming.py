@@ -11,7 +11,7 @@ from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
 from gossamer.core.schedule import Schedule, Shape
-from gossamer.core.verbs import MembersChanged, OptimizerStep, Program
+from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.rounds import (
     OuterStep,
@@ -121,7 +121,7 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True, outlasts="round" if self.delay else "")
+        return Shape(period=self.every, works_alone=True)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -158,10 +158,7 @@ class Streaming(Schedule):
 
     def _land(self, fragment: Loop) -> Program[None]:
         """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
-        try:
-            means = yield from fragment.averages.wait()
-        except MembersChanged:  # this round is left out: what was learned in it is sent with the next
-            return
+        means = yield from fragment.averages.wait()
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
         for place, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
             outer.take(place, mean, lr)

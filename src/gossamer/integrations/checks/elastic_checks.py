@@ -63,7 +63,7 @@ def _cannot_go_on(recipe: Recipe) -> str:
     if not schedule.shape.outlasts:
         return (
             f"{schedule} cannot go on without a lost rank; use every_step(), local_sgd(), slowmo() and bmuf() without sharded, "
-            "guard, inner and buffers='average', streaming() with a delay, gossip() of push_sum() or symmetric(), or "
+            "guard, inner and buffers='average', gossip() of push_sum() or symmetric(), or "
             "decoupled_diloco"
         )
     if "control" in recipe.controller.traits:

@@ -137,7 +137,14 @@ def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
     sizes = [n // 3, n // 3, n - n // 3 * 2]
     for bits, bucket in ((4, 2**17), (1, 2**17), (7, 2**17)) if n >= 3 else ():
         norms, wires = torch.zeros(3, 1, dtype=torch.float32), kernels.quantise_bytes(n - n // 3 * 2, bits)
-        yield [*values(n).split(sizes)], bits, bucket, [KEY, (3, 4), KEY], norms, torch.zeros(3, wires, dtype=torch.uint8)
+        yield (
+            [*values(n).split(sizes)],
+            bits,
+            bucket,
+            [KEY, (3, 4), KEY],
+            norms,
+            torch.zeros(3, wires, dtype=torch.uint8),
+        )
 
 
 def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
