@@ -158,17 +158,22 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: st
         pipe.send(error)
 
 
-@pytest.fixture
-def learners() -> Iterator[Callable[..., Learners]]:
+def made_by(**kinds: Any) -> Iterator[Callable[..., Learners]]:
+    """Makes learners of one kind, and ends them with the test."""
     made = list[Learners]()
 
     def make(*args: Any) -> Learners:
-        made.append(Learners(*args))
+        made.append(Learners(*args, **kinds))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def learners() -> Iterator[Callable[..., Learners]]:
+    yield from made_by()
 
 
 RECIPE = "scatter(qsgd(bits=8)) + quorum_rounds(4, quorum=2)"

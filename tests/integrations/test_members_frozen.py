@@ -4,11 +4,10 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 import torch
-from tests.integrations.test_members import DIES_AT, Learners, die_at, hold, is_enough
+from tests.integrations.test_members import DIES_AT, Learners, die_at, hold, is_enough, made_by
 from tests.marked import wait_for
 from torch import nn
 
@@ -67,15 +66,7 @@ def learn_on_a_base(rank: int, size: int, port: int, recipe: str, silence: float
 
 @pytest.fixture
 def learners() -> Iterator[Callable[..., Learners]]:
-    made = list[Learners]()
-
-    def make(*args: Any) -> Learners:
-        made.append(Learners(*args, loop=learn_on_a_base))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from made_by(loop=learn_on_a_base)
 
 
 def test_who_comes_back_gets_the_frozen_layers_and_buffers_of_the_others(learners: Callable[..., Learners]) -> None:

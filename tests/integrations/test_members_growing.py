@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 import torch
 from tests.gang import free_port
-from tests.integrations.test_members import Learners, hold, is_enough
+from tests.integrations.test_members import Learners, hold, is_enough, made_by
 from tests.marked import wait_for
 from torch import nn
 
@@ -78,15 +77,7 @@ def learn_by_seat(number: int, least: int, port: int, recipe: str, silence: floa
 
 @pytest.fixture
 def learners() -> Iterator[Callable[..., Learners]]:
-    made = list[Learners]()
-
-    def make(*args: Any) -> Learners:
-        made.append(Learners(*args, loop=learn_by_seat))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from made_by(loop=learn_by_seat)
 
 
 def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learners]) -> None:

@@ -7,11 +7,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from tests.integrations.test_members import Learners, hold
+from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import nn
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
@@ -77,15 +77,7 @@ def learn_together(rank: int, size: int, port: int, recipe: str, silence: float,
 
 @pytest.fixture
 def learners() -> Iterator[Callable[..., Learners]]:
-    made = list[Learners]()
-
-    def make(*args: Any) -> Learners:
-        made.append(Learners(*args, loop=learn_together))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
+    yield from made_by(loop=learn_together)
 
 
 class Crew:

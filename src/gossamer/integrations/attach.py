@@ -80,7 +80,8 @@ def attach(
     - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
       `gossamer.members()`, and a recipe that can continue without a rank, ranks may die and come back.
     - `nodes`: for nodes with several ranks and one network card: the number of nodes, "hosts" to group ranks by host name,
-      a DeviceMesh of nodes and their ranks, or "members" where each member is a node. Ranks then average densely inside a node, and by the recipe between nodes.
+      a DeviceMesh of nodes and their ranks, or "members" where each member is a node. Ranks then average densely inside a
+      node, and by the recipe between nodes.
     - `deadline`: seconds without an answer after which all other ranks raise an error about the missing rank.
     - `patience`: "alive" waits, after a warning, for a rank that is alive but busy with something else; "work" does not.
     - `weight`: this rank's weight in all averages, such as the number of samples in its batch or shard; only ratios between

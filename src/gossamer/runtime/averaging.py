@@ -38,9 +38,8 @@ class Averaging:
         # How an integration sets the parameters' gradients to the means; this frees their own gradients' memory.
         self.hand_over: Callable[[], None] | None = None
         self._gradients = InFlight()  # this step's averages
-        self.keeps = (
-            False  # values given up for an average are not overwritten, so that it can run again without a lost rank
-        )
+        # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
+        self.keeps = False
         self.renews = False  # the next average follows a change of members
 
     # -- gradients ---------------------------------------------------------------------------------------------------
