@@ -6,7 +6,8 @@ DDP itself would take --steps times 17 seconds, so its time is arithmetic: --ste
 quality is trained without a network: every rank takes all ranks' batches, whose mean gradient is DDP's. A recipe trains for --patience
 times as many steps; its time is that of the first round whose models, judged afterwards, are as good as DDP's last, where DDP's
 time without a network is 1 T.
-Utilisation is the seconds of computing, measured while all ranks compute at once, over those of a mean step.
+Before and after each recipe all ranks compute at once, without a word to each other: the mean of those steps is what computing
+takes, for T and for utilisation, computing over the recipe's mean step. A processor that others share moves between recipes.
 """
 
 import argparse
@@ -34,7 +35,7 @@ LINE_UP = (
     "sparse_loco",
     "sparse_loco(places='rice')",
 )
-DDP_STEPS, ALONE_STEPS = 10, 20
+DDP_STEPS, ALONE_STEPS = 10, 40
 
 
 @dataclass
@@ -45,6 +46,7 @@ class Result:
     steps: int
     seconds: float
     step: float  # seconds of a step, the mean of all
+    computing: float  # seconds of a step that computes alone, the mean of those before and after
     sent: float  # bytes a step, by the ledger; judging is not in it
     reached: bool
 
@@ -55,17 +57,33 @@ def train_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Opti
     optimizer.step()
 
 
-def median_step(workload: Workload, steps: int, ddp: bool) -> float:
-    """Seconds of a step that computes alone, or of DDP's; of the slowest rank."""
+def computing_step(workload: Workload) -> float:
+    """Seconds of a mean step in which all ranks compute, and send nothing; of the slowest rank."""
     model = workload.model()
-    optimizer, forward = workload.optimizer(model), DistributedDataParallel(model) if ddp else model
+    optimizer = workload.optimizer(model)
+    train_step(workload, model, optimizer, 0)
+    dist.barrier()
+    began = time.perf_counter()
+    for step in range(ALONE_STEPS):
+        train_step(workload, model, optimizer, step)
+    return slowest((time.perf_counter() - began) / ALONE_STEPS)
+
+
+def ddp_step(workload: Workload) -> float:
+    """Seconds of the median of DDP's steps; of the slowest rank."""
+    model = workload.model()
+    optimizer, forward = workload.optimizer(model), DistributedDataParallel(model)
     seconds = list[float]()
-    for step in range(steps + 1):
+    for step in range(DDP_STEPS + 1):
         dist.barrier()
         began = time.perf_counter()
         train_step(workload, forward, optimizer, step)
         seconds.append(time.perf_counter() - began)
-    taken = torch.tensor([statistics.median(seconds[1:])])
+    return slowest(statistics.median(seconds[1:]))
+
+
+def slowest(seconds: float) -> float:
+    taken = torch.tensor([seconds])
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return float(taken)
 
@@ -89,6 +107,7 @@ def race(workload: Workload, text: str, target: float, most: int) -> Result:
     """
     recipe, model = Recipe.of(text), workload.model()
     optimizer = workload.optimizer(model)
+    alone = computing_step(workload)
     spent, kept = 0.0, list[tuple[int, float, dict[str, Tensor]]]()
     with gossamer.attach(model, optimizer, recipe) as comm:
         before = comm.ledger.sent  # all ranks have been sent rank 0's model
@@ -99,13 +118,14 @@ def race(workload: Workload, text: str, target: float, most: int) -> Result:
             if recipe.schedule.ends_round(step):
                 kept.append((step, spent, {name: x.clone() for name, x in model.state_dict().items()}))
         sent = (comm.ledger.sent - before) / most
+    alone = (alone + computing_step(workload)) / 2
     for step, seconds, state in kept:
         model.load_state_dict(state)
         quality = torch.tensor([workload.evaluate(model)])
         dist.all_reduce(quality)
         if float(quality) / dist.get_world_size() <= target or step == kept[-1][0]:
             mean = float(quality) / dist.get_world_size()
-            return Result(mean, step, seconds, spent / most, sent, mean <= target)
+            return Result(mean, step, seconds, spent / most, alone, sent, mean <= target)
     raise SystemExit(f"{text} ends no round within {most} steps; give more --steps")
 
 
@@ -126,8 +146,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     workload = get(args.workload)
     workload.prepare()
-    computing = median_step(workload, ALONE_STEPS, ddp=False)
-    dense = median_step(workload, DDP_STEPS, ddp=True)
+    computing, dense = computing_step(workload), ddp_step(workload)
     parameters = sum(p.numel() for p in workload.model().parameters())
     say(
         f"severity {severity(parameters, args.rate * 1e6 / 8, computing):.3g}: computing {1000 * computing:.0f} ms a step"
@@ -139,11 +158,12 @@ def main() -> None:
     )
     for text in args.recipes:
         found = race(workload, text, target, round(args.patience * args.steps))
-        step, whole = found.step, args.steps * dense
-        told = f"{found.seconds:.1f} s, {found.seconds / whole:.4f} of ddp's, {found.seconds / (args.steps * computing):.2f} T"
+        step, whole, alone = found.step, args.steps * dense, args.steps * found.computing
+        told = f"{found.seconds:.1f} s, {found.seconds / whole:.4f} of ddp's, {found.seconds / alone:.2f} T"
         say(
             f"{text:42} {'reached' if found.reached else 'MISSED'} {found.quality:.4f} in {found.steps} steps: {told}; step "
-            f"{1000 * step:.0f} ms, utilisation {computing / step:.3f}, sent {found.sent / 1e3:.1f} kB a step"
+            f"{1000 * step:.0f} ms, of which computing {1000 * found.computing:.0f}, utilisation {found.computing / step:.3f}, "
+            f"sent {found.sent / 1e3:.1f} kB a step"
         )
     dist.destroy_process_group()
 
