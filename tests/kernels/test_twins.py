@@ -3,6 +3,7 @@
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -441,22 +442,22 @@ def test_places(n, rows, seed):
 def test_quantise_each(chunk, more, bits, seed):
     """Chunks in one call, and wires in one call, are as they are one by one."""
     bounds = (0, chunk, 2 * chunk + more, 3 * chunk + more)
-    x, keys, bucket = values(bounds[-1], seed), [(seed, 1), (seed, 2), KEY], 1024
+    x, keys, bucket = values(bounds[-1], seed), np.array([(seed, 1), (seed, 2), KEY], np.uint32), 1024
 
     def rows():
         return torch.zeros(3, 1), torch.zeros(3, kernels.quantise_bytes(chunk + more, bits), dtype=torch.uint8)
 
     def encode():
         norms, wires = rows()
-        kernels.quantise_each(x.split([b - a for a, b in pairwise(bounds)]), bits, bucket, keys, norms, wires)
+        kernels.quantise_each(x, bounds, bits, bucket, keys, norms, wires)
         return [norms, wires]
 
     norms, wires = both(encode)
     alone = rows()
-    for j, key in enumerate(keys):
+    for j, key in enumerate(keys.tolist()):
         part = x[bounds[j] : bounds[j + 1]]
         length = kernels.quantise_bytes(part.numel(), bits)
-        kernels.quantise(part, bits, bucket, key, alone[0][j], alone[1][j, :length])
+        kernels.quantise(part, bits, bucket, tuple(key), alone[0][j], alone[1][j, :length])
     assert torch.equal(norms, alone[0])
     assert torch.equal(wires, alone[1])
 

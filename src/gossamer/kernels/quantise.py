@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
-from gossamer.core.rng import Key
+from gossamer.core.rng import Key, Keys
 from gossamer.kernels import layout
 from gossamer.kernels.backends import chosen, twin
 from gossamer.kernels.layout import require_count, require_length, require_vector
@@ -66,25 +67,26 @@ def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Te
 
 
 def quantise_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, out: Tensor
+    x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, norms: Tensor, out: Tensor
 ) -> None:
-    """`quantise` of every chunk with its own key, to the rows of `norms` and `out`.
+    """`quantise` of every chunk x[edges[j]:edges[j + 1]] with key j, to the rows of `norms` and `out`.
 
     A row of `out` is as long as the longest chunk's wire. All chunks have the same number of buckets.
     """
-    for chunk in chunks:
-        require_vector("chunk", chunk)
-    lengths = [chunk.numel() for chunk in chunks]
-    _require_rows(len(chunks), max(lengths), bits, bucket, norms, out)
-    if len(keys) != len(chunks) or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
+    require_vector("x", x)
+    lengths = [b - a for a, b in pairwise(edges)]
+    _require_rows(len(lengths), max(lengths), bits, bucket, norms, out)
+    if keys.shape != (len(lengths), 2) or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
         raise ValueError(
             "quantise_each: every chunk needs a key, an element at least, and as many buckets as the others"
         )
-    if chosen(norms.device) == "numba":  # one call for all chunks, since a call takes as long as a small chunk
-        twin("quantise", "encode_each", norms.device)(chunks, bits, bucket, keys, norms, out)
+    if edges[0] < 0 or edges[-1] > x.numel():
+        raise ValueError(f"quantise_each: chunks lie from {edges[0]} to {edges[-1]}, and x has {x.numel()} elements")
+    if chosen(x.device) == "numba":  # one call for all chunks, since a call takes as long as a small chunk
+        twin("quantise", "encode_each", x.device)(x, edges, bits, bucket, keys, norms, out)
         return
-    for chunk, norm, key, wire in zip(chunks, norms, keys, out, strict=True):
-        quantise(chunk, bits, bucket, key, norm, wire[: quantise_bytes(chunk.numel(), bits)])
+    for (a, b), norm, (k0, k1), wire in zip(pairwise(edges), norms, keys.tolist(), out, strict=True):
+        quantise(x[a:b], bits, bucket, (k0, k1), norm, wire[: quantise_bytes(b - a, bits)])
 
 
 def quantise_accumulate_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:

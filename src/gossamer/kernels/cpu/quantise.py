@@ -9,12 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.rng import Key
+from gossamer.core.rng import Key, Keys
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, inlined, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
-from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
+from gossamer.kernels.cpu.planes import (
+    BLOCKS,
+    CHUNK,
+    code_bytes,
+    full_rows,
+    pack,
+    pack_tail,
+    unpack_blocks,
+    unpack_tail,
+)
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of, plane_bytes
+from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -36,33 +45,12 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
 
 
 def encode_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
+    x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, norms: Tensor, wires: Tensor
 ) -> None:
-    values, said, words = _joined(chunks).detach().numpy(), norms.numpy(), np.array(keys, np.int64)
+    values, said, where = x.detach().numpy(), norms.numpy(), np.array(edges, np.int64)
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    sizes = [chunk.numel() for chunk in chunks]
-    where, lengths = np.cumsum([0, *sizes]), np.array([plane_bytes(n, bits) for n in sizes], np.int64)
-    _encode_each(
-        values,
-        where,
-        bits,
-        bucket,
-        gain,
-        top,
-        words.astype(np.uint32),
-        said,
-        said.view(np.int32),
-        wires.numpy(),
-        lengths,
-    )
-
-
-def _joined(chunks: Sequence[Tensor]) -> Tensor:
-    """Chunks as one tensor: a view where they lie one after the other, as those of a bucket do, and else a copy."""
-    ends = [chunk.data_ptr() + chunk.numel() * chunk.element_size() for chunk in chunks]
-    if all(end == chunk.data_ptr() for end, chunk in zip(ends, chunks[1:])):
-        return chunks[0].as_strided((sum(chunk.numel() for chunk in chunks),), (1,))
-    return torch.cat([*chunks])
+    magnitudes, tops = values.view(np.int32), said.view(np.int32)
+    _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, said, tops, wires.numpy())
 
 
 def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
@@ -136,8 +124,29 @@ def _encode(
     wire: Bytes,
 ) -> None:
     wide()
-    rows = full_rows(wire, bits, x.size)
     codes = np.zeros(CHUNK, np.uint8)
+    _encode_with(codes, x, magnitudes, bits, bucket, gain, top, counter, k1, measure, norms, tops, wire)
+
+
+@kernel
+def _encode_with(
+    codes: Bytes,
+    x: Floats,
+    magnitudes: Ints,
+    bits: int,
+    bucket: int,
+    gain: np.float32,
+    top: np.int32,
+    counter: np.uint32,
+    k1: np.uint32,
+    measure: bool,
+    norms: Floats,
+    tops: Ints,
+    wire: Bytes,
+) -> None:
+    """Encode by way of a buffer of `CHUNK` codes, whatever is in it."""
+    wide()
+    rows = full_rows(wire, bits, x.size)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
@@ -158,8 +167,25 @@ def _read(
     anew: bool,
 ) -> None:
     wide()
-    rows = full_rows(wire, bits, out.size)
     codes = np.zeros(CHUNK, np.uint8)
+    _read_with(codes, wire, bits, bucket, norms, weight, levels, out, anew)
+
+
+@kernel
+def _read_with(
+    codes: Bytes,
+    wire: Bytes,
+    bits: int,
+    bucket: int,
+    norms: Floats,
+    weight: np.float32,
+    levels: np.int32,
+    out: Floats,
+    anew: bool,
+) -> None:
+    """Read by way of a buffer of `CHUNK` codes, whatever is in it."""
+    wide()
+    rows = full_rows(wire, bits, out.size)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
@@ -174,7 +200,8 @@ def _read(
 @kernel
 def _encode_each(
     x: Floats,
-    bounds: Longs,
+    magnitudes: Ints,
+    edges: Longs,
     bits: int,
     bucket: int,
     gain: np.float32,
@@ -183,16 +210,18 @@ def _encode_each(
     norms: Any,
     tops: Any,
     wires: Any,
-    lengths: Longs,
 ) -> None:
-    for j in range(lengths.size):
-        part, said = x[bounds[j] : bounds[j + 1]], norms[j]
-        counter, k1 = keys[j, 0], keys[j, 1]
-        wire = wires[j, : lengths[j]]
-        _encode(part, part.view(np.int32), bits, bucket, gain, top, counter, k1, True, said, tops[j], wire)
+    codes = np.zeros(CHUNK, np.uint8)
+    for j in range(edges.size - 1):
+        a, b, counter, k1 = edges[j], edges[j + 1], keys[j, 0], keys[j, 1]
+        wire = wires[j, : code_bytes(b - a, bits)]
+        _encode_with(
+            codes, x[a:b], magnitudes[a:b], bits, bucket, gain, top, counter, k1, True, norms[j], tops[j], wire
+        )
 
 
 @kernel
 def _read_each(wires: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
+    codes = np.zeros(CHUNK, np.uint8)
     for j in range(wires.shape[0]):
-        _read(wires[j], bits, bucket, norms[j], np.float32(1), levels, out, False)
+        _read_with(codes, wires[j], bits, bucket, norms[j], np.float32(1), levels, out, False)

@@ -5,6 +5,7 @@ from inspect import isfunction, signature
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,17 +135,10 @@ def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
-    sizes = [n // 3, n // 3, n - n // 3 * 2]
+    edges, keys = (0, n // 3, n // 3 * 2, n), np.array([KEY, (3, 4), KEY], np.uint32)
     for bits, bucket in ((4, 2**17), (1, 2**17), (7, 2**17)) if n >= 3 else ():
         norms, wires = torch.zeros(3, 1, dtype=torch.float32), kernels.quantise_bytes(n - n // 3 * 2, bits)
-        yield (
-            [*values(n).split(sizes)],
-            bits,
-            bucket,
-            [KEY, (3, 4), KEY],
-            norms,
-            torch.zeros(3, wires, dtype=torch.uint8),
-        )
+        yield values(n), edges, bits, bucket, keys, norms, torch.zeros(3, wires, dtype=torch.uint8)
 
 
 def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
