@@ -105,9 +105,7 @@ def test_a_rank_makes_and_reads_all_wires_in_one_call_and_one_rank_decodes_the_a
         monkeypatch.setattr(QSGD, name, counted(name))
     of, programs = layout({"a": (17, 13)}), list[Program[Any]]()
     for rank, flat in enumerate(flats(8, of)):
-        programs.append(
-            Scatter(QSGD()).average(Bucket(flat, of), State(), Context(rank, 8, 1, CounterRng(0, 1, rank)))
-        )
+        programs.append(Scatter(QSGD()).average(Bucket(flat, of), State(), Context(rank, 8, 1, CounterRng(0, 1, rank))))
     simulate(programs)
     assert calls == {"encode": 8, "encode_each": 8, "accumulate_each": 8, "overwrite": 8}  # 8 answers, read by one rank
 

@@ -60,7 +60,7 @@ class Layout:
         self.dtype = dtype
         self.knobs, self.weights = knobs, weights
         self.buffers = MemoryPool()
-        self.wire_lengths = dict[Any, tuple[int, ...] | None]()  # those of chunks, by codec and count; see `Codec.wire_lengths`
+        self.wire_lengths = dict[Any, tuple[int, ...] | None]()  # of chunks: see `Codec.wire_lengths`
         self._edges = dict[int, tuple[int, ...]]()
         self._chunks: dict[int, tuple[Layout, ...]] = {}
 

@@ -92,9 +92,7 @@ class _ByOwners(LosslessExchange):
         return ReduceResult(anchor, lambda into, weight: None)
 
 
-def _add_theirs(
-    chunks: Chunks, anchor: Tensor, moved: Tensor, state: State, context: Context
-) -> Program[None]:
+def _add_theirs(chunks: Chunks, anchor: Tensor, moved: Tensor, state: State, context: Context) -> Program[None]:
     """Turn `moved`, this rank's move of its chunk, into the mean over all ranks."""
     mine = chunks[context.rank]
     theirs = mine.new()
