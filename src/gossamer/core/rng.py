@@ -40,7 +40,8 @@ class CounterRng:
         >>> CounterRng(7, 3, 1).keys(["layer.weight"]).tolist() == [[*CounterRng(7, 3, 1).key("layer.weight")]]
         True
         """
-        digests = bytearray().join([self._digest(name, self.rank) for name in names])
+        start = self._start(self.rank)
+        digests = bytearray().join([blake2b(start + name.encode(), digest_size=8).digest() for name in names])
         return np.frombuffer(digests, "<u4").astype(np.uint32, copy=False).reshape(-1, 2)
 
     def shared_key(self, name: str) -> Key:
@@ -60,11 +61,11 @@ class CounterRng:
         return CounterRng(self.seed ^ 0x5EC0, self.step, self.rank)
 
     def _key(self, name: str, rank: int) -> Key:
-        digest = self._digest(name, rank)
+        digest = blake2b(self._start(rank) + name.encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
-    def _digest(self, name: str, rank: int) -> bytes:
-        return blake2b(f"{self.seed}/{self.step}/{rank}/{name}".encode(), digest_size=8).digest()
+    def _start(self, rank: int) -> bytes:
+        return f"{self.seed}/{self.step}/{rank}/".encode()
 
 
 def _generator(key: Key) -> torch.Generator:
