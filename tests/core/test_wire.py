@@ -83,7 +83,7 @@ def test_rows_are_wires_like_a_list_of_them(lengths: list[int]) -> None:
         assert [w.tolist() for w in of] == [listed[2].tolist(), listed[0].tolist()]
     for of in (rows, listed):
         if lengths == [3, 3, 3]:
-            assert torch.equal(rows_of(of, 3, "qsgd"), torch.stack(listed))
+            assert torch.equal(rows_of(of, 3, "qsgd")[:, :3], torch.stack(listed))
         with pytest.raises(WireError, match=r"qsgd: expected 5 bytes, got \d"):
             rows_of(of, 5, "qsgd")
 

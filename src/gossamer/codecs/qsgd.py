@@ -159,25 +159,19 @@ class QSGD(Levelled):
 
     def encode_each(self, chunks: Chunks, state: State, context: Context) -> Sequence[Tensor]:
         lengths = self.wire_lengths(chunks.block.layout, len(chunks))
-        sizes = [chunk.numel for chunk in chunks.layouts]
-        least, most = -(-min(sizes) // self.bucket), -(-max(sizes) // self.bucket)
-        if lengths is None or self.norm != "max" or least != most or least == 0:
+        if lengths is None or self.norm != "max":
             return super().encode_each(chunks, state, context)
         flat, keys = chunks.block.flat.float(), context.rng.keys([f"{chunk.name}/qsgd" for chunk in chunks.layouts])
-        codes = flat.new_empty(len(chunks), kernels.quantise_bytes(max(sizes), self.bits), dtype=torch.uint8)
-        norms = flat.new_empty(len(chunks), most)
-        kernels.quantise_each(flat, chunks.edges, self.bits, self.bucket, keys, norms, codes)
-        return WireRows(torch.cat([norms.view(torch.uint8), codes], 1), lengths)
+        rows = flat.new_empty(len(chunks), -(-max(lengths) // 4) * 4, dtype=torch.uint8)
+        kernels.quantise_each(flat, chunks.edges, self.bits, self.bucket, keys, rows)
+        return WireRows(rows, lengths)
 
     def accumulate_each(self, wires: Sequence[Tensor], layout: Layout, into: Tensor) -> None:
         if self.code == "rice" or into.dtype != torch.float32 or not wires or not layout.numel:
-            return super().accumulate_each(wires, layout, into)
-        heads, rows = 4 * self._buckets(layout), rows_of(wires, self._fixed_bytes(layout), "qsgd")
-        norms, codes = (
-            part.clone(memory_format=torch.contiguous_format) for part in rows.split([heads, rows.shape[1] - heads], 1)
-        )
-        kernels.quantise_accumulate_each(codes, self.bits, self.bucket, norms.view(torch.float32), into)
-        return None
+            super().accumulate_each(wires, layout, into)
+            return
+        rows = rows_of(wires, self._fixed_bytes(layout), "qsgd")
+        kernels.quantise_accumulate_each(rows, self.bits, self.bucket, into)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         if out.dtype != torch.float32:

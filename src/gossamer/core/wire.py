@@ -64,9 +64,9 @@ def in_order(wires: Sequence[Tensor], order: Sequence[int]) -> Sequence[Tensor]:
 
 
 def rows_of(wires: Sequence[Tensor], length: int, what: str) -> Tensor:
-    """Wires as the rows of one tensor; raises WireError unless each has exactly the expected length."""
+    """Wires as the rows of one tensor, as wide as they or wider; raises WireError unless each has exactly the expected length."""
     if isinstance(wires, WireRows) and {*wires.lengths} == {length} and length <= wires.rows.shape[1]:
-        return wires.rows[:, :length]
+        return wires.rows
     for wire in wires:
         expect(wire, length, what)
     return torch.stack([*wires])

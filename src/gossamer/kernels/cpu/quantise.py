@@ -44,17 +44,16 @@ def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out
     _read(wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
 
 
-def encode_each(
-    x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, norms: Tensor, wires: Tensor
-) -> None:
-    values, said, where = x.detach().numpy(), norms.numpy(), np.array(edges, np.int64)
+def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
+    values, where, written = x.detach().numpy(), np.array(edges, np.int64), rows.numpy()
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    magnitudes, tops = values.view(np.int32), said.view(np.int32)
-    _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, said, tops, wires.numpy())
+    magnitudes, norms, tops = values.view(np.int32), written.view(np.float32), written.view(np.int32)
+    _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, norms, tops, written)
 
 
-def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    _read_each(wires.numpy(), bits, bucket, norms.numpy(), np.int32(levels_of(bits)), out.detach().numpy())
+def read_each(rows: Tensor, begin: int, end: int, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    levels = np.int32(levels_of(bits))
+    _read_each(rows.numpy(), begin, end, bits, bucket, norms.numpy(), levels, out.detach().numpy())
 
 
 @kernel
@@ -209,19 +208,22 @@ def _encode_each(
     keys: Any,
     norms: Any,
     tops: Any,
-    wires: Any,
+    rows: Any,
 ) -> None:
+    """Each row of `norms`, `tops` and `rows` is the same memory: first a chunk's norms, then its codes."""
     codes = np.zeros(CHUNK, np.uint8)
     for j in range(edges.size - 1):
         a, b, counter, k1 = edges[j], edges[j + 1], keys[j, 0], keys[j, 1]
-        wire = wires[j, : code_bytes(b - a, bits)]
-        _encode_with(
-            codes, x[a:b], magnitudes[a:b], bits, bucket, gain, top, counter, k1, True, norms[j], tops[j], wire
-        )
+        count = (b - a + bucket - 1) // bucket
+        part, bare, said, measured = x[a:b], magnitudes[a:b], norms[j, :count], tops[j, :count]
+        wire = rows[j, 4 * count : 4 * count + code_bytes(b - a, bits)]
+        _encode_with(codes, part, bare, bits, bucket, gain, top, counter, k1, True, said, measured, wire)
 
 
 @kernel
-def _read_each(wires: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
+def _read_each(
+    rows: Any, begin: int, end: int, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats
+) -> None:
     codes = np.zeros(CHUNK, np.uint8)
-    for j in range(wires.shape[0]):
-        _read_with(codes, wires[j], bits, bucket, norms[j], np.float32(1), levels, out, False)
+    for j in range(rows.shape[0]):
+        _read_with(codes, rows[j, begin:end], bits, bucket, norms[j], np.float32(1), levels, out, False)
