@@ -102,7 +102,7 @@ def quantise_accumulate_each(rows: Tensor, bits: int, bucket: int, out: Tensor) 
         return
     norms = _said(bits, rows[:, :heads].clone(memory_format=torch.contiguous_format).view(torch.float32))
     if chosen(out.device) == "numba":
-        twin("quantise", "read_each", out.device)(rows, heads, end, bits, bucket, norms, out)
+        twin("quantise", "read_each", out.device)(rows, bits, bucket, norms, out)
         return
     read = twin("quantise", "read", out.device)
     for row, norm in zip(rows, norms, strict=True):

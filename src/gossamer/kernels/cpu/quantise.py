@@ -36,12 +36,13 @@ def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: 
     values, said, (counter, k1) = x.detach().numpy(), norms.numpy(), start(key)
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
     magnitudes, tops = values.view(np.int32), said.view(np.int32)
-    _encode(values, magnitudes, bits, bucket, gain, top, counter, k1, measure, said, tops, wire.numpy())
+    codes = np.empty(CHUNK, np.uint8)
+    _encode(codes, values, magnitudes, bits, bucket, gain, top, counter, k1, measure, said, tops, wire.numpy())
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    levels, said, values = levels_of(bits), norms.numpy(), out.detach().numpy()
-    _read(wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
+    levels, said, values, codes = levels_of(bits), norms.numpy(), out.detach().numpy(), np.empty(CHUNK, np.uint8)
+    _read(codes, wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
 
 
 def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
@@ -51,9 +52,9 @@ def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: K
     _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, norms, tops, written)
 
 
-def read_each(rows: Tensor, begin: int, end: int, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    levels = np.int32(levels_of(bits))
-    _read_each(rows.numpy(), begin, end, bits, bucket, norms.numpy(), levels, out.detach().numpy())
+def read_each(rows: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    levels, values = np.int32(levels_of(bits)), out.detach().numpy()
+    _read_each(rows.numpy(), bits, bucket, norms.numpy(), levels, values)
 
 
 @kernel
@@ -109,26 +110,6 @@ def read_buckets(
 
 @kernel
 def _encode(
-    x: Floats,
-    magnitudes: Ints,
-    bits: int,
-    bucket: int,
-    gain: np.float32,
-    top: np.int32,
-    counter: np.uint32,
-    k1: np.uint32,
-    measure: bool,
-    norms: Floats,
-    tops: Ints,
-    wire: Bytes,
-) -> None:
-    wide()
-    codes = np.zeros(CHUNK, np.uint8)
-    _encode_with(codes, x, magnitudes, bits, bucket, gain, top, counter, k1, measure, norms, tops, wire)
-
-
-@kernel
-def _encode_with(
     codes: Bytes,
     x: Floats,
     magnitudes: Ints,
@@ -156,22 +137,6 @@ def _encode_with(
 
 @kernel
 def _read(
-    wire: Bytes,
-    bits: int,
-    bucket: int,
-    norms: Floats,
-    weight: np.float32,
-    levels: np.int32,
-    out: Floats,
-    anew: bool,
-) -> None:
-    wide()
-    codes = np.zeros(CHUNK, np.uint8)
-    _read_with(codes, wire, bits, bucket, norms, weight, levels, out, anew)
-
-
-@kernel
-def _read_with(
     codes: Bytes,
     wire: Bytes,
     bits: int,
@@ -217,13 +182,13 @@ def _encode_each(
         count = (b - a + bucket - 1) // bucket
         part, bare, said, measured = x[a:b], magnitudes[a:b], norms[j, :count], tops[j, :count]
         wire = rows[j, 4 * count : 4 * count + code_bytes(b - a, bits)]
-        _encode_with(codes, part, bare, bits, bucket, gain, top, counter, k1, True, said, measured, wire)
+        _encode(codes, part, bare, bits, bucket, gain, top, counter, k1, True, said, measured, wire)
 
 
 @kernel
-def _read_each(
-    rows: Any, begin: int, end: int, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats
-) -> None:
-    codes = np.zeros(CHUNK, np.uint8)
+def _read_each(rows: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
+    """Codes stand in a row behind as many bytes as its norms take."""
+    codes, begin = np.zeros(CHUNK, np.uint8), 4 * norms.shape[1]
+    end = begin + code_bytes(out.size, bits)
     for j in range(rows.shape[0]):
-        _read_with(codes, rows[j, begin:end], bits, bucket, norms[j], np.float32(1), levels, out, False)
+        _read(codes, rows[j, begin:end], bits, bucket, norms[j], np.float32(1), levels, out, False)
