@@ -78,6 +78,17 @@ def test_chunks_are_views_and_layouts_are_cut_once() -> None:
     block.chunks(4)[2].flat.fill_(-1.0)
     assert int((block.flat == -1).sum()) == block.chunks(4)[2].numel
     assert block.layout.chunks(4) is block.layout.chunks(4)
+    assert block.layout.edges(4) == (0, *torch.tensor([c.numel for c in block.chunks(4)]).cumsum(0).tolist())
+
+
+def test_a_chunk_of_a_bucket_with_older_values_has_its_share_of_the_latest() -> None:
+    block = ramp(layout_of([(3, 5), (7,)]))
+    chunks = block.with_older(block.flat + 100).chunks(3)
+    assert torch.equal(torch.cat([c.latest for c in chunks if c.latest is not None]), block.flat)
+    assert torch.equal(chunks[-1].flat, block.flat[chunks.edges[2] :] + 100)
+    assert [c.numel for c in chunks[1:]] == [c.numel for c in chunks][1:]
+    with pytest.raises(IndexError):
+        chunks[3]
 
 
 def test_a_block_of_tensors_copies_them_and_gives_them_back_in_shape() -> None:

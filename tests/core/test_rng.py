@@ -36,6 +36,12 @@ def test_a_second_encoding_in_the_same_step_has_other_dice() -> None:
     assert len(keys) == 2 * len(ALL) * len(NAMES)
 
 
+def test_many_keys_are_the_keys_of_each_name() -> None:
+    for rng in ALL[::17]:
+        assert rng.keys(NAMES).tolist() == [[*rng.key(name)] for name in NAMES]
+    assert ALL[0].keys([]).shape == (0, 2)
+
+
 def test_keys_are_two_32_bit_numbers_that_never_change() -> None:
     assert CounterRng(7, 3, 1).key("layer.weight") == (4198740161, 997557944)
     assert all(0 <= k < 2**32 for d in ALL for k in d.key("w"))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.core.errors import WireError
-from gossamer.core.wire import expect, pack, take
+from gossamer.core.wire import WireRows, expect, in_order, pack, rows_of, take, without
 from gossamer.kernels import CorruptWire
 
 DTYPES = [
@@ -67,6 +67,31 @@ def test_something_else_than_bytes_is_refused(wire: torch.Tensor) -> None:
 
 def test_a_right_wire_passes() -> None:
     expect(torch.zeros(7, dtype=torch.uint8), 7, "qsgd")
+
+
+@pytest.mark.parametrize("lengths", [[3, 3, 3], [3, 2, 3], [1, 0, 2]])
+def test_rows_are_wires_like_a_list_of_them(lengths: list[int]) -> None:
+    rows = WireRows(torch.arange(12, dtype=torch.uint8).view(3, 4), lengths)
+    listed = [*rows]
+    assert [w.tolist() for w in listed] == [[*range(4 * j, 4 * j + n)] for j, n in enumerate(lengths)]
+    assert rows[-1].tolist() == listed[2].tolist()
+    with pytest.raises(IndexError):
+        rows[3]
+    for of in (without(rows, 1), without(listed, 1)):
+        assert [w.tolist() for w in of] == [listed[0].tolist(), [], listed[2].tolist()]
+    for of in (in_order(rows, [2, 0]), in_order(listed, [2, 0])):
+        assert [w.tolist() for w in of] == [listed[2].tolist(), listed[0].tolist()]
+    for of in (rows, listed):
+        if lengths == [3, 3, 3]:
+            assert torch.equal(rows_of(of, 3, "qsgd")[:, :3], torch.stack(listed))
+        with pytest.raises(WireError, match=r"qsgd: expected 5 bytes, got \d"):
+            rows_of(of, 5, "qsgd")
+
+
+def test_a_wire_of_another_length_among_rows_is_refused() -> None:
+    rows = WireRows(torch.zeros(3, 4, dtype=torch.uint8), [4, 3, 4])
+    with pytest.raises(WireError, match="expected 4 bytes, got 3"):
+        rows_of(rows, 4, "qsgd")
 
 
 def test_what_kernels_find_corrupt_is_a_wire_error() -> None:

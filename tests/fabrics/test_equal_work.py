@@ -1,5 +1,6 @@
 """Work that is equal on all ranks is done once in the simulator, and many wires are made or read in one call, to the same bits."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from gossamer.codecs import BF16, QSGD, Ternary, TopK
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Codec, Context, Exchange
 from gossamer.core.rng import CounterRng
-from gossamer.core.verbs import AllGather, AllToAll, Program, Verb
+from gossamer.core.verbs import AllGather, AllToAll, LazyWires, Program, Verb
+from gossamer.costs.crossing import traffic
 from gossamer.exchanges import Gather, Scatter
 from gossamer.fabrics.sim import simulate
 
@@ -83,6 +85,41 @@ def test_the_mean_of_gathered_wires_is_computed_once(monkeypatch: pytest.MonkeyP
     assert calls[0] == 1
     means(Gather(TopK(0.2)), 8, one_by_one, states(8))
     assert calls[0] == 9
+
+
+def test_a_rank_makes_and_reads_all_wires_in_one_call_and_one_rank_decodes_the_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = Counter[str]()
+
+    def counted(name: str) -> Any:
+        real = getattr(QSGD, name)
+
+        def call(*given: Any) -> Any:
+            calls[name] += 1
+            return real(*given)
+
+        return call
+
+    for name in ("encode", "encode_each", "accumulate", "accumulate_each", "overwrite"):
+        monkeypatch.setattr(QSGD, name, counted(name))
+    of, programs = layout({"a": (17, 13)}), list[Program[Any]]()
+    for rank, flat in enumerate(flats(8, of)):
+        programs.append(Scatter(QSGD()).average(Bucket(flat, of), State(), Context(rank, 8, 1, CounterRng(0, 1, rank))))
+    simulate(programs)
+    assert calls == {"encode": 8, "encode_each": 8, "accumulate_each": 8, "overwrite": 8}  # 8 answers, read by one rank
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 3, 8])
+@pytest.mark.parametrize("among", [None, (5, 0, 2, 3)])
+def test_wires_that_are_not_made_yet_count_as_those_that_are(per_node: int, among: tuple[int, ...] | None) -> None:
+    count, place = (8, 5) if among is None else (4, 0)
+    lengths = [0 if j == place else 3 + j for j in range(count)]
+    wires = [torch.zeros(n, dtype=torch.uint8) for n in lengths]
+    told = traffic(AllToAll(wires, [7] * count, among=among), 5, 8, per_node)
+    assert traffic(AllToAll(LazyWires(wires.__getitem__, lengths), [7] * count, among=among), 5, 8, per_node) == told
+    near = [j for j, r in enumerate(among or range(8)) if r // per_node == 5 // per_node]
+    assert told == (sum(lengths), sum(lengths), 7 * (count - 1), sum(lengths[j] for j in near))
 
 
 def test_a_damaged_wire_among_many_is_refused() -> None:

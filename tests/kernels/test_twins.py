@@ -3,6 +3,7 @@
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -436,37 +437,54 @@ def test_places(n, rows, seed):
 
 @settings(deadline=None)
 @given(
-    chunk=st.sampled_from([1, 5, 64, 700]), more=st.integers(0, 1), bits=st.integers(1, 8), seed=st.integers(0, 2**20)
+    sizes=st.lists(st.sampled_from([0, 1, 5, 64, 700, 5000]), min_size=1, max_size=4),
+    bits=st.integers(1, 8),
+    bucket=st.sampled_from([7, 512, 1024]),
+    seed=st.integers(0, 2**20),
 )
-def test_quantise_each(chunk, more, bits, seed):
+def test_quantise_each(sizes, bits, bucket, seed):
     """Chunks in one call, and wires in one call, are as they are one by one."""
-    bounds = (0, chunk, 2 * chunk + more, 3 * chunk + more)
-    x, keys, bucket = values(bounds[-1], seed), [(seed, 1), (seed, 2), KEY], 1024
-
-    def rows():
-        return torch.zeros(3, 1), torch.zeros(3, kernels.quantise_bytes(chunk + more, bits), dtype=torch.uint8)
+    edges = (0, *np.cumsum(sizes).tolist())
+    x, keys = values(edges[-1], seed), np.array([(seed, 1 + j) for j in range(len(sizes))], np.uint32)
+    heads = [4 * -(-n // bucket) for n in sizes]
+    widths = [4 * -(-n // bucket) + kernels.quantise_bytes(n, bits) for n in sizes]
 
     def encode():
-        norms, wires = rows()
-        kernels.quantise_each(x.split([b - a for a, b in pairwise(bounds)]), bits, bucket, keys, norms, wires)
-        return [norms, wires]
+        rows = torch.zeros(len(sizes), -(-max(widths) // 4) * 4, dtype=torch.uint8)
+        kernels.quantise_each(x, edges, bits, bucket, keys, rows)
+        return [rows]
 
-    norms, wires = both(encode)
-    alone = rows()
-    for j, key in enumerate(keys):
-        part = x[bounds[j] : bounds[j + 1]]
-        length = kernels.quantise_bytes(part.numel(), bits)
-        kernels.quantise(part, bits, bucket, key, alone[0][j], alone[1][j, :length])
-    assert torch.equal(norms, alone[0])
-    assert torch.equal(wires, alone[1])
+    (rows,) = both(encode)
+    for j, key in enumerate(keys.tolist()):
+        norms, codes = torch.zeros(heads[j] // 4), torch.zeros(widths[j] - heads[j], dtype=torch.uint8)
+        kernels.quantise(x[edges[j] : edges[j + 1]], bits, bucket, tuple(key), norms, codes)
+        assert torch.equal(rows[j, : heads[j]], norms.view(torch.uint8))
+        assert torch.equal(rows[j, heads[j] : widths[j]], codes)
 
     def add():
-        out = values(chunk + more, seed + 1)
-        kernels.quantise_accumulate_each(wires, bits, bucket, norms, out)
+        out = values(sizes[0], seed + 1)
+        kernels.quantise_accumulate_each(same, bits, bucket, out)
         return [out]
 
+    same = rows[:1].repeat(3, 1)
     (out,) = both(add)
-    one = values(chunk + more, seed + 1)
-    for j in range(3):
-        kernels.quantise_accumulate(wires[j], bits, bucket, norms[j], one)
+    one = values(sizes[0], seed + 1)
+    for row in same:
+        norms, codes = row[: heads[0]].clone().view(torch.float32), row[heads[0] : widths[0]]
+        kernels.quantise_accumulate(codes, bits, bucket, norms, one)
     assert torch.equal(out, one)
+
+
+def test_rows_that_are_too_short_or_not_aligned_are_refused():
+    x, keys = torch.ones(20), np.zeros((2, 2), np.uint32)
+    for edges, width, reason in (
+        ((0, 10, 20), 8, "2 contiguous rows of 9 bytes or more"),
+        ((0, 10, 20), 10, "a multiple of 4"),
+        ((0, 10, 21), 16, "edges rise from 0 to at most 20"),
+        ((0, 12, 10), 16, "edges rise"),
+        ((0, 20), 16, "every chunk needs a key"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            kernels.quantise_each(x, edges, 4, 512, keys, torch.zeros(2, width, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="3 contiguous rows of 14 bytes or more"):
+        kernels.quantise_accumulate_each(torch.zeros(3, 13, dtype=torch.uint8), 4, 512, x)

@@ -240,7 +240,7 @@ def test_a_rehearsal_notes_what_is_asked() -> None:
     local = DryRun(Recipe.of("overlap_local_sgd(2)"))
     for _ in range(5):
         local.take_step()
-    assert (len(local.averages), [*local.launched]) == (2, [0])
+    assert (len(local.averages), [*local.in_flight.launched]) == (2, [0])
     late = DryRun(Recipe.of("backup"), size=3)
     for _ in range(2):
         late.take_step()

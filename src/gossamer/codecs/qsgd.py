@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Chunks, Layout, State
 from gossamer.core.contracts import Context, Levelled
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
-from gossamer.core.wire import expect, take
+from gossamer.core.wire import WireRows, expect, rows_of, take
 
 _WHOLE = tuple(2 ** (bits - 1) - 1 for bits in range(2, 9))
 # Any number may be written; from these a controller chooses, no more than an eighth apart
@@ -157,30 +157,21 @@ class QSGD(Levelled):
             kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=payload)
         return wire
 
-    def encode_each(self, block: Bucket, chunks: Sequence[Bucket], state: State, context: Context) -> list[Tensor]:
-        counts = {self._buckets(chunk.layout) for chunk in chunks}
-        if self.code == "rice" or self.norm != "max" or len(counts) > 1 or 0 in counts:
-            return super().encode_each(block, chunks, state, context)
-        flat, heads = block.flat.float(), 4 * self._buckets(chunks[0].layout)
-        keys = [context.rng.key(f"{chunk.name}/qsgd") for chunk in chunks]
-        sizes = [chunk.numel for chunk in chunks]
-        codes = flat.new_empty(len(chunks), kernels.quantise_bytes(max(sizes), self.bits), dtype=torch.uint8)
-        norms = flat.new_empty(len(chunks), heads // 4)
-        kernels.quantise_each(flat.split(sizes), self.bits, self.bucket, keys, norms, codes)
-        wires = torch.cat([norms.view(torch.uint8), codes], 1).unbind()
-        return [w if n == max(sizes) else w[: self._fixed_bytes(c.layout)] for w, n, c in zip(wires, sizes, chunks)]
+    def encode_each(self, chunks: Chunks, state: State, context: Context) -> Sequence[Tensor]:
+        lengths = self.wire_lengths(chunks.block.layout, len(chunks))
+        if lengths is None or self.norm != "max":
+            return super().encode_each(chunks, state, context)
+        flat, keys = chunks.block.flat.float(), context.rng.keys([f"{chunk.name}/qsgd" for chunk in chunks.layouts])
+        rows = flat.new_empty(len(chunks), -(-max(lengths) // 4) * 4, dtype=torch.uint8)
+        kernels.quantise_each(flat, chunks.edges, self.bits, self.bucket, keys, rows)
+        return WireRows(rows, lengths)
 
     def accumulate_each(self, wires: Sequence[Tensor], layout: Layout, into: Tensor) -> None:
         if self.code == "rice" or into.dtype != torch.float32 or not wires or not layout.numel:
-            return super().accumulate_each(wires, layout, into)
-        for wire in wires:
-            expect(wire, self._fixed_bytes(layout), "qsgd")
-        heads, rows = 4 * self._buckets(layout), torch.stack([*wires])
-        norms, codes = (
-            part.clone(memory_format=torch.contiguous_format) for part in rows.split([heads, rows.shape[1] - heads], 1)
-        )
-        kernels.quantise_accumulate_each(codes, self.bits, self.bucket, norms.view(torch.float32), into)
-        return None
+            super().accumulate_each(wires, layout, into)
+            return
+        rows = rows_of(wires, self._fixed_bytes(layout), "qsgd")
+        kernels.quantise_accumulate_each(rows, self.bits, self.bucket, into)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
         if out.dtype != torch.float32:

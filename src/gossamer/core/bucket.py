@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.core.lazy import LazySequence
 from gossamer.core.memory_pool import MemoryPool
 
 State = dict[str, Tensor]
@@ -59,6 +60,8 @@ class Layout:
         self.dtype = dtype
         self.knobs, self.weights = knobs, weights
         self.buffers = MemoryPool()
+        self.wire_lengths = dict[Any, tuple[int, ...] | None]()  # of chunks: see `Codec.wire_lengths`
+        self._edges = dict[int, tuple[int, ...]]()
         self._chunks: dict[int, tuple[Layout, ...]] = {}
 
     def turned(self, knobs: tuple[Any, ...], weights: tuple[int, ...] = ()) -> "Layout":
@@ -115,9 +118,15 @@ class Layout:
         is one: an edge moves by half a row at most.
         """
         if count not in self._chunks:
-            edges = [self._edge(self._place(i, count), self.numel // count // SHORT) for i in range(count + 1)]
-            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(edges))
+            self._chunks[count] = tuple(self._run(lo, hi) for lo, hi in pairwise(self.edges(count)))
         return self._chunks[count]
+
+    def edges(self, count: int) -> tuple[int, ...]:
+        """Where each of `count` chunks begins, and where the last one ends."""
+        if count not in self._edges:
+            longest = self.numel // count // SHORT
+            self._edges[count] = tuple(self._edge(self._place(i, count), longest) for i in range(count + 1))
+        return self._edges[count]
 
     def _place(self, i: int, count: int) -> int:
         """The element at which the first `i` of `count` chunks end, before it is moved to a row."""
@@ -214,18 +223,29 @@ class Bucket:
         """An uninitialised flat tensor to write the mean to. Call it only after `flat` has been read."""
         return self.new() if self.into is None else self.into
 
-    def chunks(self, count: int) -> "tuple[Bucket, ...]":
+    def chunks(self, count: int) -> "Chunks":
         """Views of `count` runs of nearly equal length."""
-        layouts = self.layout.chunks(count)
-        lengths = [c.numel for c in layouts]
-        latest = [None] * count if self.latest is None else self.latest.split(lengths)
-        return tuple(Bucket(f, c, None, x) for f, c, x in zip(self.flat.split(lengths), layouts, latest, strict=True))
+        return Chunks(self, count)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter as a view in its own shape."""
         begin = self.flat.storage_offset()
         for name, shape, strides, offset in self.layout.places:
             yield name, self.flat.as_strided(shape, strides, begin + offset)  # a slice and a view take twice as long
+
+
+class Chunks(LazySequence[Bucket]):
+    """Runs of a bucket's elements; each is made when it is asked for, as views of the bucket."""
+
+    def __init__(self, block: Bucket, count: int) -> None:
+        self.block, self.layouts, self.edges = block, block.layout.chunks(count), block.layout.edges(count)
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+    def item(self, index: int) -> Bucket:
+        run, latest = slice(self.edges[index], self.edges[index + 1]), self.block.latest
+        return Bucket(self.block.flat[run], self.layouts[index], None, None if latest is None else latest[run])
 
 
 class PendingState(State):

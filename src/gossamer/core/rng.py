@@ -3,12 +3,16 @@
 No global generator is touched, so a resumed run needs no generator state, and two libraries never disturb each other.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 Key = tuple[int, int]
+Keys = npt.NDArray[np.uint32]  # a row of two words for each key
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,16 @@ class CounterRng:
         """Two hashed 32-bit keys, different on each rank: for rounding, which must be independent."""
         return self._key(name, self.rank)
 
+    def keys(self, names: Sequence[str]) -> Keys:
+        """The key of every name.
+
+        >>> CounterRng(7, 3, 1).keys(["layer.weight"]).tolist() == [[*CounterRng(7, 3, 1).key("layer.weight")]]
+        True
+        """
+        start = self._start(self.rank)
+        digests = bytearray().join([blake2b(start + name.encode(), digest_size=8).digest() for name in names])
+        return np.frombuffer(digests, "<u4").astype(np.uint32, copy=False).reshape(-1, 2)
+
     def shared_key(self, name: str) -> Key:
         """Two hashed 32-bit keys, equal on all ranks: for supports, hashes and start vectors."""
         return self._key(name, -1)
@@ -47,8 +61,11 @@ class CounterRng:
         return CounterRng(self.seed ^ 0x5EC0, self.step, self.rank)
 
     def _key(self, name: str, rank: int) -> Key:
-        digest = blake2b(f"{self.seed}/{self.step}/{rank}/{name}".encode(), digest_size=8).digest()
+        digest = blake2b(self._start(rank) + name.encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+    def _start(self, rank: int) -> bytes:
+        return f"{self.seed}/{self.step}/{rank}/".encode()
 
 
 def _generator(key: Key) -> torch.Generator:

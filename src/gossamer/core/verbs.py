@@ -7,12 +7,14 @@ fabric that answers. The functions at the end are the typed form for authors: `m
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from gossamer.core.errors import PeerError, WireError
+from gossamer.core.lazy import LazySequence
 
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max", "min"]
@@ -90,6 +92,19 @@ class LazyWire:
         return wire
 
 
+class LazyWires(LazySequence[LazyWire]):
+    """Wires of known lengths that one function makes, each just before it is sent."""
+
+    def __init__(self, make: Callable[[int], Tensor], lengths: Sequence[int]) -> None:
+        self.make, self.lengths = make, lengths
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def item(self, index: int) -> LazyWire:
+        return LazyWire(partial(self.make, index), self.lengths[index])
+
+
 @dataclass(frozen=True, eq=False)
 class AllToAll:
     """Send one wire (or LazyWire) to each rank and receive one from each; `lengths[j]` bytes come from rank j.
@@ -103,6 +118,11 @@ class AllToAll:
     read: Read | None = None
     among: Among = None
     make_all: Callable[[], Sequence[Tensor]] | None = None
+
+    @property
+    def sent(self) -> Sequence[int]:
+        """The length of the wire to each rank."""
+        return self.wires.lengths if isinstance(self.wires, LazyWires) else [wire.numel() for wire in self.wires]
 
 
 @dataclass(frozen=True, eq=False)

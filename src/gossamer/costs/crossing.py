@@ -45,11 +45,10 @@ def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
             return _ring(n, 2 * (count - 1) * n // count, stays((index + 1) % count))
         case AllGather(wire):
             return _ring(wire.numel(), (count - 1) * wire.numel(), stays((index + 1) % count))
-        case AllToAll(wires, lengths):
-            sent = {j: w.numel() for j, w in enumerate(wires) if j != index}
-            inside = sum(n for j, n in sent.items() if stays(j))
-            came = sum(n for j, n in enumerate(lengths) if j != index)
-            return Traffic(sum(sent.values()), sum(sent.values()), came, inside)
+        case AllToAll(_, lengths):
+            wires, near = verb.sent, _places(everyone, _mates(everyone, rank, per_node))
+            sent, inside = (sum(some) - wires[index] for some in (wires, [wires[j] for j in near]))
+            return Traffic(sent, sent, sum(lengths) - lengths[index], inside)
         case Send(to, wire):
             n = wire.numel()
             return Traffic(n, n, 0, n if stays(to) else 0)
@@ -131,11 +130,11 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
             messages, pattern = count - 1, "ring"
             between = messages if nodes > 1 else 0
             card = (count - 1) * wire.numel() if nodes > 1 else 0
-        case AllToAll(wires):
+        case AllToAll():
             messages, pattern = count - 1, "pairs"
             between = messages if nodes > 1 else 0
             # All of a node send as much as this rank, but for the wires between them.
-            mean = sum(w.numel() for j, w in enumerate(wires) if j != index) / max(count - 1, 1)
+            mean = (sum(verb.sent) - verb.sent[index]) / max(count - 1, 1)
             card = len(mates) * (count - len(mates)) * mean
         case Send(to):
             messages, pattern = 1, "one"

@@ -1,19 +1,19 @@
 """Scatter: reduce-scatter and all-gather of encoded chunks, so that bytes do not grow with the number of ranks."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Chunks, Layout, State
 from gossamer.core.constraints import those
 from gossamer.core.contracts import Codec, CodecExchange, Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import (
     EqualReader,
-    LazyWire,
+    LazyWires,
     Program,
     Read,
     Reader,
@@ -24,6 +24,7 @@ from gossamer.core.verbs import (
     receive_order,
     send_order,
 )
+from gossamer.core.wire import in_order, without
 
 
 @final
@@ -137,41 +138,39 @@ class Scatter(CodecExchange):
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         codec, rank = self.codec, context.rank
         chunks = block.chunks(context.size)
-        wires = {rank: block.flat.new_empty(0, dtype=torch.uint8)}
+        own, sent = chunks[rank], dict[int, Tensor]()
+        all_sent: Sequence[Tensor] | None = None  # where they were made at once
         # sum in place where the bucket's own chunk is not needed any more
-        total = chunks[rank].flat if block.into is block.flat else chunks[rank].new()
+        total = own.flat if block.into is block.flat else own.new()
 
         def make(j: int) -> Tensor:
-            wires[j] = codec.encode(chunks[j], state, context)
-            return wires[j]
+            sent[j] = codec.encode(chunks[j], state, context)
+            return sent[j]
 
         def make_all() -> Sequence[Tensor]:
-            made = codec.encode_each(block, chunks, state, context)
-            made[rank] = wires[rank]
-            wires.update(enumerate(made))
-            return made
+            nonlocal all_sent
+            all_sent = without(codec.encode_each(chunks, state, context), rank)
+            return all_sent
 
         if self.own == "encoded":
-            codec.overwrite(make(rank), chunks[rank].layout, total)
-        elif total is not chunks[rank].flat:
-            total.copy_(chunks[rank].flat)
-        add = _Sum(codec, chunks[rank].layout, total, rank)
+            codec.overwrite(make(rank), own.layout, total)
+        elif total is not own.flat:
+            total.copy_(own.flat)
+        add = _Sum(codec, own.layout, total, rank)
         yield from to_owners(codec, chunks, make, add, rank, None if self.own == "encoded" else make_all)
-        answer = self._answer(chunks[rank].like(total.div_(context.size)), block, state, context)
-        mean = block.for_mean()
-        parts = block.like(mean).chunks(context.size)
-
-        put = _Put(self.answers, mean, parts)
-        yield from to_all(self.answers, answer, [c.layout for c in chunks], put)
+        answer = self._answer(own.like(total.div_(context.size)), block, state, context)
+        put = _Put(self.answers, block.like(block.for_mean()).chunks(context.size))
+        yield from to_all(self.answers, answer, block.layout, context.size, put)
 
         def add_sent(into: Tensor, weight: float) -> None:
             for j, chunk in enumerate(block.like(into).chunks(context.size)):
                 if j == rank and self.own == "exact":
-                    chunk.flat.add_(chunks[rank].flat, alpha=weight)
+                    chunk.flat.add_(own.flat, alpha=weight)
                 else:
-                    codec.accumulate(wires[j], chunk.layout, chunk.flat, weight)
+                    wire = sent[j] if all_sent is None else all_sent[j]
+                    codec.accumulate(wire, chunk.layout, chunk.flat, weight)
 
-        return ReduceResult(mean, add_sent, _largest(put.scales))
+        return ReduceResult(put.mean, add_sent, put.largest)
 
     def _answer(self, mean: Bucket, block: Bucket, state: State, context: Context) -> Tensor:
         """Encode the mean of this rank's chunk, and store the encoding's error for the next step."""
@@ -210,39 +209,49 @@ class _Sum(Reader):
             self._codec.accumulate(wire, self._layout, self._total, 1.0)
 
     def all(self, order: Sequence[int], wires: Sequence[Tensor]) -> None:
-        self._codec.accumulate_each([wires[j] for j in order if j != self._rank], self._layout, self._total)
+        others = in_order(wires, [j for j in order if j != self._rank])
+        self._codec.accumulate_each(others, self._layout, self._total)
 
 
 class _Put(EqualReader):
     """Decodes every owner's mean into its chunk of the whole mean."""
 
-    def __init__(self, codec: Codec, mean: Tensor, parts: Sequence[Bucket]) -> None:
-        self._codec, self._mean, self._parts = codec, mean, parts
-        self.scales = list[Tensor | None]()
+    def __init__(self, codec: Codec, parts: Chunks) -> None:
+        self._codec, self._parts = codec, parts
+        self._scales = list[Tensor | None]()
+        self._done: _Put | None = None  # the reader that this one has copied
 
     def __call__(self, rank: int, wire: Tensor) -> None:
-        layout = self._parts[rank].layout
-        wire = wire[: self._codec.wire_bytes(layout)]  # a shorter message than the longest was padded
-        self._codec.overwrite(wire, layout, self._parts[rank].flat)
-        self.scales.append(self._codec.scales(wire, layout))
+        part = self._parts[rank]
+        wire = wire[: self._codec.wire_bytes(part.layout)]  # a shorter message than the longest was padded
+        self._codec.overwrite(wire, part.layout, part.flat)
+        self._scales.append(self._codec.scales(wire, part.layout))
 
     def copy(self, read: Any) -> bool:
         if not isinstance(read, _Put) or read._what != self._what:
             return False
-        self._mean.copy_(read._mean)
-        self.scales = read.scales
+        self.mean.copy_(read.mean)
+        self._done = read
         return True
 
     @property
+    def mean(self) -> Tensor:
+        return self._parts.block.flat
+
+    @cached_property
+    def largest(self) -> Tensor | None:
+        """Largest magnitude of all chunks, or None if some codec does not tell its scales."""
+        if self._done is not None:
+            return self._done.largest
+        said = [s for s in self._scales if s is not None]
+        if len(said) < len(self._scales) or not any(s.numel() for s in said):
+            return None
+        return torch.cat(said).abs().max()
+
+    @property
     def _what(self) -> Any:
-        segments = [part.layout.segments for part in self._parts]
-        return self._codec, self._mean.dtype, segments
-
-
-def _largest(scales: Sequence[Tensor | None]) -> Tensor | None:
-    """Largest magnitude of all chunks, or None if some codec does not tell its scales."""
-    said = [s for s in scales if s is not None]
-    return torch.cat(said).abs().max() if len(said) == len(scales) and any(s.numel() for s in said) else None
+        layout = self._parts.block.layout
+        return self._codec, self.mean.dtype, self._parts.edges, layout.segments, layout.knobs
 
 
 def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
@@ -255,42 +264,41 @@ def _owed(block: Bucket, state: State, context: Context) -> Tensor | None:
 
 def to_owners(
     codec: Codec,
-    chunks: Sequence[Bucket],
+    chunks: Chunks,
     make: Callable[[int], Tensor],
     read: Read,
     rank: int,
     make_all: Callable[[], Sequence[Tensor]] | None = None,
 ) -> Program[None]:
     """Send every chunk to its owner; encode the next one and add the last one while one is in flight."""
-    own = torch.empty(0, dtype=torch.uint8, device=chunks[rank].flat.device)
-    lengths = [codec.wire_bytes(c.layout) for c in chunks]
-    if None in lengths:
-        made = {j: make(j) for j in send_order(rank, len(chunks)) if j != rank}
-        wires = [made.get(j, own) for j in range(len(chunks))]
-        answers = yield from all_to_all_ragged(wires, codec.wire_limit(chunks[rank].layout))
-        for j in receive_order(rank, len(chunks)):
+    size, own = len(chunks), torch.empty(0, dtype=torch.uint8, device=chunks.block.flat.device)
+    lengths = codec.wire_lengths(chunks.block.layout, size)
+    if lengths is None:
+        made = {j: make(j) for j in send_order(rank, size) if j != rank}
+        wires = [made.get(j, own) for j in range(size)]
+        answers = yield from all_to_all_ragged(wires, codec.wire_limit(chunks.layouts[rank]))
+        for j in receive_order(rank, size):
             read(j, answers[j])
         return
-    known = [0 if n is None else n for n in lengths]
-    promises = [own if j == rank else LazyWire(partial(make, j), n) for j, n in enumerate(known)]
-    lengths = [known[rank] if j != rank else 0 for j in range(len(chunks))]
-    yield from read_all_to_all(promises, lengths, read, make_all)
+    promised, expected = [*lengths], [lengths[rank]] * size
+    promised[rank] = expected[rank] = 0
+    promises = LazyWires(lambda j: own if j == rank else make(j), promised)
+    yield from read_all_to_all(promises, expected, read, make_all)
 
 
-def to_all(codec: Codec, wire: Tensor, layouts: Sequence[Layout], read: Read) -> Program[None]:
-    """Send every owner's mean to all ranks; chunks differ by an element or a table entry, so shorter messages are padded.
+def to_all(codec: Codec, wire: Tensor, layout: Layout, size: int, read: Read) -> Program[None]:
+    """Send every owner's mean to all `size` ranks; chunks differ by an element or a table entry, so shorter messages are padded.
 
     `read` gets them with the padding.
     """
-    lengths = [codec.wire_bytes(c) for c in layouts]
-    if None in lengths:
-        answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layouts))
+    lengths = codec.wire_lengths(layout, size)
+    if lengths is None:
+        answers = yield from all_gather_ragged(wire, max(codec.wire_limit(c) for c in layout.chunks(size)))
         for j, answer in enumerate(answers):
             read(j, answer)
         return
-    known = [0 if n is None else n for n in lengths]
-    padded = wire
-    if wire.numel() < max(known):
-        padded = wire.new_zeros(max(known))
+    padded, longest = wire, max(lengths)
+    if wire.numel() < longest:
+        padded = wire.new_zeros(longest)
         padded[: wire.numel()] = wire
     yield from read_all_gather(padded, read)

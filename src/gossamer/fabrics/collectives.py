@@ -1,6 +1,6 @@
 """Runs a collective in one process: compares the requests of all ranks, and answers them together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,10 @@ from gossamer.core.verbs import (
     receive_order,
     send_order,
 )
+from gossamer.core.wire import WireRows
 
 Collective = AllReduce | AllGather | AllToAll
+TOGETHER = 16  # ranks whose wires from all others are put together at once
 
 
 def describe(verb: Verb) -> str:
@@ -29,8 +31,8 @@ def describe(verb: Verb) -> str:
             text = f"AllReduce({tensor.numel()} x {str(tensor.dtype).removeprefix('torch.')}, {op})"
         case AllGather(wire):
             text = f"AllGather({wire.numel()} bytes)"
-        case AllToAll(wires):
-            text = f"AllToAll({[w.numel() for w in wires]} bytes)"
+        case AllToAll():
+            text = f"AllToAll({[*verb.sent]} bytes)"
         case _:
             return type(verb).__name__
     return text + named(verb.among)
@@ -38,19 +40,22 @@ def describe(verb: Verb) -> str:
 
 def mismatch(verbs: list[Collective], ranks: Sequence[int]) -> str:
     """Why these requests cannot be one collective of these ranks; empty if they can."""
-    if isinstance(verbs[0], AllToAll):
-        for i, a in enumerate(verbs):
-            for j, b in enumerate(verbs):
-                if not isinstance(a, AllToAll) or not isinstance(b, AllToAll):
-                    return f"rank {ranks[i]} asks {describe(a)} while rank {ranks[j]} asks {describe(b)}"
-                if a.wires[j].numel() != b.lengths[i]:
-                    sent, expected = a.wires[j].numel(), b.lengths[i]
-                    return f"rank {ranks[i]} sends {sent} bytes to rank {ranks[j]}, which expects {expected}"
-        return ""
+    pairs = [verb for verb in verbs if isinstance(verb, AllToAll)]
+    if len(pairs) == len(verbs):
+        return _unexpected(pairs, ranks)
     first = describe(verbs[0])
     for rank, verb in zip(ranks, verbs, strict=True):
         if describe(verb) != first:
             return f"rank {ranks[0]} asks {first} while rank {rank} asks {describe(verb)}"
+    return ""
+
+
+def _unexpected(verbs: Sequence[AllToAll], ranks: Sequence[int]) -> str:
+    """The first wire of another length than its receiver expects; empty if there is none."""
+    for i, (verb, expected) in enumerate(zip(verbs, zip(*(v.lengths for v in verbs), strict=True), strict=True)):
+        if tuple(verb.sent) != expected:
+            j = next(j for j, (n, m) in enumerate(zip(verb.sent, expected, strict=True)) if n != m)
+            return f"rank {ranks[i]} sends {verb.sent[j]} bytes to rank {ranks[j]}, which expects {expected[j]}"
     return ""
 
 
@@ -76,8 +81,19 @@ def answers(verbs: Sequence[Any]) -> list[Any]:
                 read.append([] if copied else _read(rank, verb, GatheredWires(wires, known, _copied)))
             return read
         case _:
-            sent = [_made(rank, v) for rank, v in enumerate(verbs)]
-            return [_read(rank, v, [s[rank] for s in sent]) for rank, v in enumerate(verbs)]
+            came = _exchanged([_made(rank, v) for rank, v in enumerate(verbs)], [v.lengths for v in verbs])
+            return [_read(rank, v, wires) for rank, (v, wires) in enumerate(zip(verbs, came, strict=True))]
+
+
+def _exchanged(sent: Sequence[Sequence[Tensor]], lengths: Sequence[Sequence[int]]) -> Iterator[Sequence[Tensor]]:
+    """For each rank the wires from all ranks; rows of one width are put together for many ranks in one pass."""
+    rows = [wires.rows for wires in sent if isinstance(wires, WireRows)]
+    if len(rows) < len(sent) or len({each.shape for each in rows}) > 1:
+        yield from ([wires[rank] for wires in sent] for rank in range(len(sent)))
+        return
+    for first in range(0, len(sent), TOGETHER):
+        for rank, came in enumerate(torch.stack([each[first : first + TOGETHER] for each in rows], 1), first):
+            yield WireRows(came, lengths[rank])
 
 
 def _copied(tensor: Tensor) -> Tensor:
@@ -95,7 +111,7 @@ def _made(rank: int, verb: AllToAll) -> Sequence[Tensor]:
         raise Refused(rank, reason) from reason
 
 
-def _read(rank: int, verb: AllGather | AllToAll, wires: list[Tensor]) -> list[Tensor]:
+def _read(rank: int, verb: AllGather | AllToAll, wires: Sequence[Tensor]) -> Sequence[Tensor]:
     if verb.read is None:
         return wires
     try:

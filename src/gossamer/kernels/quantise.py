@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
-from gossamer.core.rng import Key
+from gossamer.core.rng import Key, Keys
 from gossamer.kernels import layout
 from gossamer.kernels.backends import chosen, twin
 from gossamer.kernels.layout import require_count, require_length, require_vector
@@ -65,47 +66,54 @@ def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Te
     _read(wire, bits, bucket, norms, out, 1.0, True)
 
 
-def quantise_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, out: Tensor
-) -> None:
-    """`quantise` of every chunk with its own key, to the rows of `norms` and `out`.
+def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
+    """`quantise` of every chunk x[edges[j]:edges[j + 1]] with key j, to row j: first the chunk's norms, then its codes.
 
-    A row of `out` is as long as the longest chunk's wire. All chunks have the same number of buckets.
+    Rows are as wide as the longest chunk needs or wider, and a multiple of 4 bytes.
     """
-    for chunk in chunks:
-        require_vector("chunk", chunk)
-    lengths = [chunk.numel() for chunk in chunks]
-    _require_rows(len(chunks), max(lengths), bits, bucket, norms, out)
-    if len(keys) != len(chunks) or min(lengths) < 1 or _buckets(min(lengths), bucket) != norms.shape[1]:
+    require_vector("x", x)
+    lengths = [b - a for a, b in pairwise(edges)]
+    if keys.shape != (len(lengths), 2) or min(lengths) < 0 or edges[0] < 0 or edges[-1] > x.numel():
+        raise ValueError(f"quantise_each: every chunk needs a key, and edges rise from 0 to at most {x.numel()}")
+    longest = max(lengths)
+    _require_rows(rows, len(lengths), 4 * _buckets(longest, bucket) + quantise_bytes(longest, bits))
+    if rows.shape[1] % 4:
         raise ValueError(
-            "quantise_each: every chunk needs a key, an element at least, and as many buckets as the others"
+            f"quantise_each: rows of {rows.shape[1]} bytes cannot begin with float32 each; use a multiple of 4"
         )
-    if chosen(norms.device) == "numba":  # one call for all chunks, since a call takes as long as a small chunk
-        twin("quantise", "encode_each", norms.device)(chunks, bits, bucket, keys, norms, out)
+    if not longest:
         return
-    for chunk, norm, key, wire in zip(chunks, norms, keys, out, strict=True):
-        quantise(chunk, bits, bucket, key, norm, wire[: quantise_bytes(chunk.numel(), bits)])
+    if chosen(x.device) == "numba":  # one call for all chunks, since a call takes as long as a small chunk
+        twin("quantise", "encode_each", x.device)(x, edges, bits, bucket, keys, rows)
+        return
+    for (a, b), (k0, k1), row in zip(pairwise(edges), keys.tolist(), rows, strict=True):
+        heads = 4 * _buckets(b - a, bucket)
+        norms, codes = row[:heads].view(torch.float32), row[heads : heads + quantise_bytes(b - a, bits)]
+        quantise(x[a:b], bits, bucket, (k0, k1), norms, codes)
 
 
-def quantise_accumulate_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    """`quantise_accumulate` of every row, in their order, with weight 1."""
+def quantise_accumulate_each(rows: Tensor, bits: int, bucket: int, out: Tensor) -> None:
+    """`quantise_accumulate` of every row, norms and codes as `quantise_each` writes them, in their order and with weight 1."""
     require_vector("out", out)
-    _require_rows(len(wires), out.numel(), bits, bucket, norms, wires)
-    norms = _said(bits, norms)
+    heads = 4 * _buckets(out.numel(), bucket)
+    end = heads + quantise_bytes(out.numel(), bits)
+    _require_rows(rows, len(rows), end)
+    if not end:
+        return
+    norms = _said(bits, rows[:, :heads].clone(memory_format=torch.contiguous_format).view(torch.float32))
     if chosen(out.device) == "numba":
-        twin("quantise", "read_each", out.device)(wires, bits, bucket, norms, out)
+        twin("quantise", "read_each", out.device)(rows, bits, bucket, norms, out)
         return
     read = twin("quantise", "read", out.device)
-    for wire, norm in zip(wires, norms, strict=True):
-        read(wire, bits, bucket, norm, 1.0, out, False)
+    for row, norm in zip(rows, norms, strict=True):
+        read(row[heads:end], bits, bucket, norm, 1.0, out, False)
 
 
-def _require_rows(count: int, n: int, bits: int, bucket: int, norms: Tensor, wires: Tensor) -> None:
-    wanted = (count, _buckets(n, bucket)), (count, quantise_bytes(n, bits))
-    if (norms.shape, wires.shape) != wanted or not (norms.is_contiguous() and wires.is_contiguous()):
-        raise ValueError(f"norms and wires must be contiguous rows of shapes {wanted}")
-    if norms.dtype != torch.float32 or wires.dtype != torch.uint8:
-        raise TypeError(f"norms must be float32 and wires uint8, got {norms.dtype} and {wires.dtype}")
+def _require_rows(rows: Tensor, count: int, width: int) -> None:
+    if rows.dtype != torch.uint8:
+        raise TypeError(f"rows must be uint8, got {rows.dtype}")
+    if rows.dim() != 2 or len(rows) != count or rows.shape[1] < width or not rows.is_contiguous():
+        raise ValueError(f"there must be {count} contiguous rows of {width} bytes or more, got {tuple(rows.shape)}")
 
 
 def _encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, out: Tensor) -> None:

@@ -1,6 +1,7 @@
 """What a schedule sees in a dry run: objects that record its requests and send nothing."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -74,6 +75,17 @@ class DryLoop(Loop):
         self.write(values)
 
 
+@dataclass(eq=False)
+class DryInFlight:
+    """Averages and messages that were not waited for yet, by bucket: what they hold, and the keys of their programs."""
+
+    launched: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
+    flying: dict[int, int] = field(default_factory=dict[int, int])
+    wires: dict[int, list[Tensor]] = field(default_factory=dict[int, list[Tensor]])
+    posted: dict[int, int] = field(default_factory=dict[int, int])
+    sending: list[int] = field(default_factory=list[int])  # the keys of this step's gradients
+
+
 class DryRanks(Ranks):
     """Rank 0 of a world that never changes."""
 
@@ -92,10 +104,11 @@ class DryAverages(Averages):
 
     def __init__(self, loop: DryLoop) -> None:
         self._loop, self._run = loop, loop.run
+        self._recorder, self._held = loop.run.recorder, loop.run.in_flight
 
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         self._run.over = over
-        self._run.sending.append(self._run.begin(AverageRequest((index,), over)))
+        self._held.sending.append(self._recorder.begin(AverageRequest((index,), over)))
         yield from ()
 
     def wait_gradients(self) -> Program[None]:
@@ -104,34 +117,34 @@ class DryAverages(Averages):
         if counts := controller.counts:
             of = run.parameters if controller.counts_each else len(run.buckets)
             run.besides.append(told := AllReduce(torch.zeros(of, counts, dtype=torch.float64)))
-            run.sending.append(run.begin(told))
-        run.wait(run.sending)
-        run.sending.clear()
+            self._held.sending.append(self._recorder.begin(told))
+        self._recorder.wait(self._held.sending)
+        self._held.sending.clear()
         yield from ()
 
     def launch(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         self._run.averages.append(AverageRequest(tuple(self._loop.which), over))
-        self._run.launched |= dict(zip(self._loop.which, values))
-        self._run.flying |= {i: self._run.begin(AverageRequest((i,), over)) for i in self._loop.which}
+        self._held.launched |= dict(zip(self._loop.which, values))
+        self._held.flying |= {i: self._recorder.begin(AverageRequest((i,), over)) for i in self._loop.which}
         yield from ()
 
     def wait(self) -> Program[list[Tensor] | None]:
         yield from ()
         run = self._run
-        landed = [run.launched.pop(i) for i in self._loop.which if i in run.launched]
+        landed = [self._held.launched.pop(i) for i in self._loop.which if i in self._held.launched]
         if landed:
-            run.wait([run.flying.pop(i) for i in self._loop.which if i in run.flying])
+            self._recorder.wait([self._held.flying.pop(i) for i in self._loop.which if i in self._held.flying])
         if landed and run.recipe.controller.hears_loss:
             run.besides.append(told := AllReduce(torch.zeros(2, dtype=torch.float64)))
-            run.wait([run.begin(told)])
+            self._recorder.wait([self._recorder.begin(told)])
         return landed or None
 
     def in_flight(self) -> bool:
-        return any(i in self._run.launched for i in self._loop.which)
+        return any(i in self._held.launched for i in self._loop.which)
 
     def local(self, values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
         self._run.averages.append(AverageRequest(tuple(self._loop.which), over))
-        self._run.wait([self._run.begin(AverageRequest((i,), over)) for i in self._loop.which])
+        self._recorder.wait([self._recorder.begin(AverageRequest((i,), over)) for i in self._loop.which])
         yield from ()
         return list(values)
 
@@ -150,34 +163,35 @@ class DryMessages(Messages):
 
     def __init__(self, loop: DryLoop) -> None:
         self._loop, self._run = loop, loop.run
+        self._recorder, self._held = loop.run.recorder, loop.run.in_flight
 
     def post(self, message: Message, models: Sequence[Tensor] | None = None) -> Program[None]:
         run = self._run
         run.mail.append(MessageRequest(tuple(self._loop.which), message))
         for place, i in enumerate(self._loop.which):
             lane = run.recipe.schedule.shape.lane or "comm"
-            run.posted[i] = run.begin(MessageRequest((i,), message), lane=lane)
+            self._held.posted[i] = self._recorder.begin(MessageRequest((i,), message), lane=lane)
             bucket = run.buckets[i]
             model = bucket.read() if models is None else models[place]
-            with run.apart():
+            with self._recorder.apart():
                 said = message(Bucket(model, bucket.layout), bucket.states["mixer"], run.ranks.context(run.step))
-                run.wires[i] = run.alone(said, [])
+                self._held.wires[i] = run.programs.run(said, [])
         yield from ()
 
     def wait(self) -> Program[None]:
-        if keys := [self._run.posted.pop(i) for i in self._loop.which if i in self._run.posted]:
-            self._run.wait(keys)
+        if keys := [self._held.posted.pop(i) for i in self._loop.which if i in self._held.posted]:
+            self._recorder.wait(keys)
         yield from ()
 
     def collect(self) -> Program[list[list[Tensor]]]:
         yield from self.wait()
-        return [self._run.wires.pop(i) for i in self._loop.which if i in self._run.wires]
+        return [self._held.wires.pop(i) for i in self._loop.which if i in self._held.wires]
 
     def arrived(self) -> list[list[Tensor]]:
-        return [self._run.wires.get(i, []) for i in self._loop.which]
+        return [self._held.wires.get(i, []) for i in self._loop.which]
 
     def has_posted(self) -> bool:
-        return any(i in self._run.wires for i in self._loop.which)
+        return any(i in self._held.wires for i in self._loop.which)
 
     def has_come(self) -> bool:
         return self.has_posted()
@@ -222,7 +236,7 @@ class DryOptimizer(OptimizerView):
     def average(self, moments: Sequence[int] = ()) -> Program[None]:
         asked = StateRequest(tuple(moments))
         self._run.pooled.append(asked)
-        self._run.wait([self._run.begin(asked)])
+        self._run.recorder.wait([self._run.recorder.begin(asked)])
         yield from ()
 
 

@@ -104,8 +104,8 @@ def _written(verb: Verb) -> int:
     match verb:
         case AllGather(wire):
             return wire.numel()
-        case AllToAll(wires):
-            return sum(w.numel() for w in wires)
+        case AllToAll():
+            return sum(verb.sent)
         case _:
             return 0
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.codecs import FP32
-from gossamer.core.bucket import Bucket, Layout, PendingState, State
+from gossamer.core.bucket import Bucket, Chunks, Layout, PendingState, State
 from gossamer.core.constraints import excludes, requires
 from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.loop import BucketView, Loop
@@ -85,21 +85,21 @@ class _ByOwners(LosslessExchange):
         parts = block.like(anchor).chunks(context.size)
 
         def fill(j: int, wire: Tensor) -> None:
-            parts[j].flat.copy_(_numbers(wire, parts[j].layout))
+            part = parts[j]
+            part.flat.copy_(_numbers(wire, part.layout))
 
-        yield from to_all(_DENSE, wire, [c.layout for c in chunks], fill)
+        yield from to_all(_DENSE, wire, block.layout, context.size, fill)
         return ReduceResult(anchor, lambda into, weight: None)
 
 
-def _add_theirs(
-    chunks: Sequence[Bucket], anchor: Tensor, moved: Tensor, state: State, context: Context
-) -> Program[None]:
+def _add_theirs(chunks: Chunks, anchor: Tensor, moved: Tensor, state: State, context: Context) -> Program[None]:
     """Turn `moved`, this rank's move of its chunk, into the mean over all ranks."""
-    theirs = chunks[context.rank].new()
+    mine = chunks[context.rank]
+    theirs = mine.new()
 
     def add(j: int, wire: Tensor) -> None:
         if j != context.rank:
-            moved.add_(torch.sub(anchor, _numbers(wire, chunks[context.rank].layout), out=theirs))
+            moved.add_(torch.sub(anchor, _numbers(wire, mine.layout), out=theirs))
 
     yield from to_owners(_DENSE, chunks, lambda j: _DENSE.encode(chunks[j], state, context), add, context.rank)
     moved.div_(context.size)

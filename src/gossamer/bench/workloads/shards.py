@@ -48,7 +48,7 @@ def grouped(groups: Tensor, batch: int, at: BatchOf, seed: int) -> Tensor:
     """
     share = len(groups) // at.size
     steps = _steps(share, batch, at)
-    mine = groups.argsort(stable=True)[at.rank * share : (at.rank + 1) * share]
+    mine = _by_group(groups)[at.rank * share : (at.rank + 1) * share]
     order = _shuffle(share, seed + 1 + at.rank, at.step // steps)
     start = at.step % steps * batch
     return mine[order[start : start + batch]]
@@ -60,6 +60,12 @@ def _steps(rows: int, needed: int, at: BatchOf) -> int:
     if rows < needed:
         raise WorkloadError(f"a step needs {needed} rows and there are {rows}: lower batch_size or the number of ranks")
     return rows // needed
+
+
+@lru_cache(maxsize=2)
+def _by_group(groups: Tensor) -> Tensor:
+    """The rows in the order of their groups: sorted once, and not for each batch. A tensor is known by its identity."""
+    return groups.argsort(stable=True)
 
 
 @lru_cache(maxsize=8)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Chunks, Layout, State
 from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.entries import Policy
 from gossamer.core.contracts.lossy import Lossy
@@ -84,8 +84,16 @@ class Codec(_Encoding):
     @abstractmethod
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None: ...
 
-    def encode_each(self, block: Bucket, chunks: Sequence[Bucket], state: State, context: Context) -> list[Tensor]:
-        """The wires of chunks that lie one after the other in a bucket, as `encode` makes them; of fixed length each."""
+    def wire_lengths(self, layout: Layout, count: int) -> tuple[int, ...] | None:
+        """`wire_bytes` of each of `count` chunks, or None where they depend on the data. A layout remembers them."""
+        known, key = layout.wire_lengths, (self, count)
+        if key not in known:
+            lengths = [self.wire_bytes(chunk) for chunk in layout.chunks(count)]
+            known[key] = None if None in lengths else tuple(n or 0 for n in lengths)
+        return known[key]
+
+    def encode_each(self, chunks: Chunks, state: State, context: Context) -> Sequence[Tensor]:
+        """The wires of a bucket's chunks, as `encode` makes them; of fixed length each."""
         return [self.encode(chunk, state, context) for chunk in chunks]
 
     def accumulate_each(self, wires: Sequence[Tensor], layout: Layout, into: Tensor) -> None:

@@ -22,6 +22,17 @@ def full_rows(wire: Bytes, bits: int, n: int) -> Rows:
     return wire[: full * 64 * bits].reshape(full, 64 * bits)
 
 
+@kernel
+def code_bytes(n: int, bits: int) -> int:
+    """Like `layout.plane_bytes`."""
+    full, tail = n // PLANE_BLOCK, n % PLANE_BLOCK
+    length = full * 64 * bits
+    for width in (8, 4, 2, 1):
+        if bits & width:
+            length += (tail * width + 7) // 8
+    return length
+
+
 def _packer(width: int) -> Move:
     """Compile a plane writer for one width: bytes are shifted by constants only, 64-bit lanes by variables."""
     rows, mask = 8 // width, (1 << width) - 1

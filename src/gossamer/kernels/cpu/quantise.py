@@ -9,12 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.core.rng import Key
+from gossamer.core.rng import Key, Keys
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, inlined, kernel, prefetch, wide
 from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
-from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
+from gossamer.kernels.cpu.planes import (
+    BLOCKS,
+    CHUNK,
+    code_bytes,
+    full_rows,
+    pack,
+    pack_tail,
+    unpack_blocks,
+    unpack_tail,
+)
 from gossamer.kernels.cpu.scales import top_bits
-from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of, plane_bytes
+from gossamer.kernels.layout import GUARD, ONE, PLANE_BLOCK, levels_of, middle_of
 
 
 def max_norms(x: Tensor, bucket: int) -> Tensor:
@@ -27,46 +36,25 @@ def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: 
     values, said, (counter, k1) = x.detach().numpy(), norms.numpy(), start(key)
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
     magnitudes, tops = values.view(np.int32), said.view(np.int32)
-    _encode(values, magnitudes, bits, bucket, gain, top, counter, k1, measure, said, tops, wire.numpy())
+    codes = np.empty(CHUNK, np.uint8)
+    _encode(codes, values, magnitudes, bits, bucket, gain, top, counter, k1, measure, said, tops, wire.numpy())
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    levels, said, values = levels_of(bits), norms.numpy(), out.detach().numpy()
-    _read(wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
+    levels, said, values, codes = levels_of(bits), norms.numpy(), out.detach().numpy(), np.empty(CHUNK, np.uint8)
+    _read(codes, wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
 
 
-def encode_each(
-    chunks: Sequence[Tensor], bits: int, bucket: int, keys: Sequence[Key], norms: Tensor, wires: Tensor
-) -> None:
-    values, said, words = _joined(chunks).detach().numpy(), norms.numpy(), np.array(keys, np.int64)
+def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
+    values, where, written = x.detach().numpy(), np.array(edges, np.int64), rows.numpy()
     gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    sizes = [chunk.numel() for chunk in chunks]
-    where, lengths = np.cumsum([0, *sizes]), np.array([plane_bytes(n, bits) for n in sizes], np.int64)
-    _encode_each(
-        values,
-        where,
-        bits,
-        bucket,
-        gain,
-        top,
-        words.astype(np.uint32),
-        said,
-        said.view(np.int32),
-        wires.numpy(),
-        lengths,
-    )
+    magnitudes, norms, tops = values.view(np.int32), written.view(np.float32), written.view(np.int32)
+    _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, norms, tops, written)
 
 
-def _joined(chunks: Sequence[Tensor]) -> Tensor:
-    """Chunks as one tensor: a view where they lie one after the other, as those of a bucket do, and else a copy."""
-    ends = [chunk.data_ptr() + chunk.numel() * chunk.element_size() for chunk in chunks]
-    if all(end == chunk.data_ptr() for end, chunk in zip(ends, chunks[1:])):
-        return chunks[0].as_strided((sum(chunk.numel() for chunk in chunks),), (1,))
-    return torch.cat([*chunks])
-
-
-def read_each(wires: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    _read_each(wires.numpy(), bits, bucket, norms.numpy(), np.int32(levels_of(bits)), out.detach().numpy())
+def read_each(rows: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
+    levels, values = np.int32(levels_of(bits)), out.detach().numpy()
+    _read_each(rows.numpy(), bits, bucket, norms.numpy(), levels, values)
 
 
 @kernel
@@ -122,6 +110,7 @@ def read_buckets(
 
 @kernel
 def _encode(
+    codes: Bytes,
     x: Floats,
     magnitudes: Ints,
     bits: int,
@@ -135,9 +124,9 @@ def _encode(
     tops: Ints,
     wire: Bytes,
 ) -> None:
+    """Encode by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
     rows = full_rows(wire, bits, x.size)
-    codes = np.zeros(CHUNK, np.uint8)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
@@ -148,6 +137,7 @@ def _encode(
 
 @kernel
 def _read(
+    codes: Bytes,
     wire: Bytes,
     bits: int,
     bucket: int,
@@ -157,9 +147,9 @@ def _read(
     out: Floats,
     anew: bool,
 ) -> None:
+    """Read by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
     rows = full_rows(wire, bits, out.size)
-    codes = np.zeros(CHUNK, np.uint8)
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, out.size, CHUNK):
         hi = min(lo + CHUNK, out.size)
@@ -174,7 +164,8 @@ def _read(
 @kernel
 def _encode_each(
     x: Floats,
-    bounds: Longs,
+    magnitudes: Ints,
+    edges: Longs,
     bits: int,
     bucket: int,
     gain: np.float32,
@@ -182,17 +173,22 @@ def _encode_each(
     keys: Any,
     norms: Any,
     tops: Any,
-    wires: Any,
-    lengths: Longs,
+    rows: Any,
 ) -> None:
-    for j in range(lengths.size):
-        part, said = x[bounds[j] : bounds[j + 1]], norms[j]
-        counter, k1 = keys[j, 0], keys[j, 1]
-        wire = wires[j, : lengths[j]]
-        _encode(part, part.view(np.int32), bits, bucket, gain, top, counter, k1, True, said, tops[j], wire)
+    """Each row of `norms`, `tops` and `rows` is the same memory: first a chunk's norms, then its codes."""
+    codes = np.zeros(CHUNK, np.uint8)
+    for j in range(edges.size - 1):
+        a, b, counter, k1 = edges[j], edges[j + 1], keys[j, 0], keys[j, 1]
+        count = (b - a + bucket - 1) // bucket
+        part, bare, said, measured = x[a:b], magnitudes[a:b], norms[j, :count], tops[j, :count]
+        wire = rows[j, 4 * count : 4 * count + code_bytes(b - a, bits)]
+        _encode(codes, part, bare, bits, bucket, gain, top, counter, k1, True, said, measured, wire)
 
 
 @kernel
-def _read_each(wires: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
-    for j in range(wires.shape[0]):
-        _read(wires[j], bits, bucket, norms[j], np.float32(1), levels, out, False)
+def _read_each(rows: Any, bits: int, bucket: int, norms: Any, levels: np.int32, out: Floats) -> None:
+    """Codes stand in a row behind as many bytes as its norms take."""
+    codes, begin = np.zeros(CHUNK, np.uint8), 4 * norms.shape[1]
+    end = begin + code_bytes(out.size, bits)
+    for j in range(rows.shape[0]):
+        _read(codes, rows[j, begin:end], bits, bucket, norms[j], np.float32(1), levels, out, False)

@@ -5,6 +5,7 @@ from inspect import isfunction, signature
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,22 +135,18 @@ def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
-    sizes = [n // 3, n // 3, n - n // 3 * 2]
-    for bits, bucket in ((4, 2**17), (1, 2**17), (7, 2**17)) if n >= 3 else ():
-        norms, wires = torch.zeros(3, 1, dtype=torch.float32), kernels.quantise_bytes(n - n // 3 * 2, bits)
-        yield (
-            [*values(n).split(sizes)],
-            bits,
-            bucket,
-            [KEY, (3, 4), KEY],
-            norms,
-            torch.zeros(3, wires, dtype=torch.uint8),
-        )
+    """Chunks of unequal lengths, one of them empty."""
+    edges, keys = (0, n // 3, n // 2, n // 2, n), np.array([KEY, (3, 4), KEY, KEY], np.uint32)
+    for bits, bucket in ((4, 512), (1, 100), (7, 2**17)):
+        longest = n - n // 2
+        width = 4 * -(-longest // bucket) + kernels.quantise_bytes(longest, bits)
+        yield values(n), edges, bits, bucket, keys, torch.zeros(4, -(-width // 4) * 4, dtype=torch.uint8)
 
 
 def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
     for wire, bits, bucket, norms, out, _ in _from_codes(n):
-        yield torch.stack([wire, wire]), bits, bucket, torch.stack([norms, 2 * norms]), out
+        rows = [torch.cat([some.view(torch.uint8), wire]) for some in (norms, 2 * norms)]
+        yield torch.stack(rows), bits, bucket, out
 
 
 def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
