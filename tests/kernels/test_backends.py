@@ -138,6 +138,11 @@ def test_triton_launches_on_the_device_of_its_tensors(monkeypatch):
     assert seen == ["on cuda:1", "launch", "off cuda:1"] * 3
 
 
+def test_the_benchmark_measures_no_more_than_it_is_asked_for():
+    rows = measure(elements=1000, rounds=1, only=("ternary.decode", "absmax"))
+    assert [row.kernel for row in rows] == ["absmax", "ternary.decode"]
+
+
 def test_the_benchmark_has_a_row_for_every_kernel():
     rows = measure(elements=70_000, rounds=1)
     assert [row.kernel for row in rows] == [
