@@ -35,15 +35,18 @@ demo: $(VENV)/.installed .network-tools
 	@echo "Nine recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
 	$(BIN)/gossamer compare ddp bf16 qsgd eden "terngrad(last='qsgd')" topk powersgd 'scatter(qsgd()) + local_sgd(8)' 'scatter(qsgd()) + local_sgd(16)' --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
-# Kinds of tests (see tests/conftest.py), three at a time, also on two cores: all but one of them wait now and then. Who is
-# through with one takes the next. The longest come first; what the others say comes when they are through.
-LANES := processes computes computes_early laws crews judges types
+# Kinds of tests (see tests/conftest.py), four at a time, also on two cores: processes, crews and judges wait now and then,
+# and what only computes takes what they leave. So it gives way to them: the first takes longest of all, and ranks with a
+# deadline should not be late because of it. Who is through with one takes the next; the longest come first, and what the
+# others say comes when they are through.
+LANES := processes crews computes computes_early judges laws types
+GIVES_WAY := nice -n 5
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns examples
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
-	@$(MAKE) --no-print-directory -k -j3 $(LANES:%=lane-%)
+	@$(MAKE) --no-print-directory -k -j4 $(LANES:%=lane-%)
 
 # Compiled by one process, where they are not yet: or every lane, and every rank that a test starts, would compile them too.
 kernels:
@@ -54,11 +57,12 @@ lane-processes lane-computes lane-computes_early lane-crews lane-laws lane-judge
 lane-processes:
 	@$(BIN)/python -m pytest -m "processes and not slow"
 
+lane-computes lane-computes_early lane-laws: NICE := $(GIVES_WAY)
 lane-computes lane-computes_early lane-crews lane-laws lane-judges: lane-%:
-	@$(BIN)/python -m pytest -m "$* and not slow" >$(VENV)/$*.log 2>&1; code=$$?; cat $(VENV)/$*.log; exit $$code
+	@$(NICE) $(BIN)/python -m pytest -m "$* and not slow" >$(VENV)/$*.log 2>&1; code=$$?; cat $(VENV)/$*.log; exit $$code
 
 lane-types:
-	@$(BIN)/pyright
+	@$(GIVES_WAY) $(BIN)/pyright
 
 # What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with this
 # Triton and with that of torch 2.6.

@@ -81,6 +81,7 @@ def of_all(world: World, source: Any, samples: int, **options: Any) -> list[Orde
 # -- the permutation -------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 3000), st.text(max_size=5))
 def test_a_permutation_has_each_number_once(n: int, key: str) -> None:
     assert sorted(Permutation(n, key)(0, n).tolist()) == list(range(n))
@@ -162,7 +163,7 @@ sources = st.one_of(
 weights = st.lists(st.floats(0.1, 3), min_size=1, max_size=5).map(tuple)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(sources, st.integers(5, 20), st.integers(1, 3), st.integers(0, 6), st.data())
 def test_every_sample_once_whoever_is_there(source: Any, samples: int, batches: int, ahead: int, data: Any) -> None:
     """Ranks are lost, come, are resumed and get other shares; what is missed is what a lost rank had under way."""

@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP2 trains on processors since torch 2.13"),
 ]
 OPTIMIZERS = {"sgd": sgd, "adamw": adamw}
-STEPS = 6
+STEPS = 4
 
 
 def flat(model: nn.Module) -> Tensor:
@@ -155,5 +155,5 @@ def with_a_scaler(rank: int, size: int) -> tuple[list[bool], bool, float]:
 
 def test_a_scaler_skips_on_all_shards_of_all_replicas(gang4: Gang) -> None:
     for stepped, finite, skipped in gang4.run(with_a_scaler):
-        assert stepped == [True, True, False, True, True, True]
+        assert stepped == [True, True, False, True]
         assert (finite, skipped) == (True, 1)

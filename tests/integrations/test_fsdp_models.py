@@ -430,8 +430,8 @@ def test_replicas_start_from_the_first_ones_model_and_optimizer(gang4: Gang) -> 
     assert gang4.run(starts) == [True] * 4
 
 
-@pytest.mark.parametrize("recipe", ["topk", "scatter(qsgd()) + local_sgd(8)"])
-def test_the_example_runs(recipe: str) -> None:
+def test_the_example_runs() -> None:
+    recipe = "scatter(qsgd()) + local_sgd(8)"
     script = Path(__file__).parents[2] / "examples" / "hsdp.py"
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
     done = subprocess.run(

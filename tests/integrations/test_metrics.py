@@ -62,10 +62,15 @@ RECIPES = [
 ]
 
 
+@pytest.fixture(scope="module", params=RECIPES)
+def watched(gang2: Gang, request: pytest.FixtureRequest) -> tuple[str, list[dict[str, Any]]]:
+    """A recipe, and what both ranks were told after every fourth of ten steps; two laws look at it."""
+    return request.param, gang2.run(told_of, request.param, 10, 4)
+
+
 @pytest.mark.gang
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_nth_step_is_told_after_the_optimizer_stepped(gang2: Gang, recipe: str) -> None:
-    for rank, seen in enumerate(gang2.run(told_of, recipe, 10, 4)):
+def test_every_nth_step_is_told_after_the_optimizer_stepped(watched: tuple[str, list[dict[str, Any]]]) -> None:
+    for rank, seen in enumerate(watched[1]):
         assert [step for step, _ in seen["told"]] == [4, 8]
         assert [metrics["step"] for _, metrics in seen["told"]] == [4, 8]
         assert seen["threads"] == {"MainThread"}
@@ -75,9 +80,9 @@ def test_every_nth_step_is_told_after_the_optimizer_stepped(gang2: Gang, recipe:
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_rates_are_of_the_window_and_add_up_to_the_totals(gang2: Gang, recipe: str) -> None:
-    for seen in gang2.run(told_of, recipe, 8, 4):
+def test_rates_are_of_the_window_and_add_up_to_the_totals(watched: tuple[str, list[dict[str, Any]]]) -> None:
+    recipe, both = watched
+    for seen in both:
         (_, first), (_, second) = seen["told"]
         in_flight = "overlap" in recipe or "osgp" in recipe  # counted when it has arrived, perhaps steps later
         optional = {"ratio_to_dense", "recent_ratio_to_dense"} if in_flight else set[str]()

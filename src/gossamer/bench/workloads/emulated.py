@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.bench.workloads.computing import ComputeTime
 from gossamer.bench.workloads.contract import Workload
@@ -47,6 +46,8 @@ def measure_order(workload: Workload) -> BackwardOrder:
     They do not depend on the processor, so all ranks find the same. A parameter of several uses comes with the last one;
     one without a gradient does not come at all.
     """
+    from torch.utils.flop_counter import FlopCounterMode  # it loads Triton, for which every rank would wait
+
     model = workload.model()
     counted = list[tuple[str, nn.Parameter, int]]()
     with FlopCounterMode(display=False) as counter:
