@@ -200,8 +200,8 @@ def sparse_loco(
     no outer momentum: the residual acts as one. The mean is over all ranks; the authors' code divides each element by the
     number of ranks that sent it, and clips ranks' values to their median norm.
 
-    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 198 times shorter than the model
-    (of 5.8 million parameters), and with `places="rice"`, on CPUs, 206 times.
+    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 206 times shorter than the model
+    (of 5.8 million parameters).
 
     Not for: many ranks: bytes grow with their number. Nor runs of a few rounds: most of the updates wait in the residual.
 
@@ -296,7 +296,8 @@ def des_loc(every: int = 8, first: int = 3, second: int = 6) -> Recipe:
     Not for: plain SGD, which has no moments, so that it is `local_sgd`; SGD with momentum gained nothing: on `lm`, four
     simulated ranks and 60 steps at seed 0, `des_loc(4)` had a held-out loss of 4.967, `local_sgd(4)` 4.969 with a quarter less bytes.
 
-    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
+    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models,
+    arXiv 2505.22549, 2025.
     """
     return Recipe(DENSE, schedule=DESLOC(every, first, second))
 
