@@ -26,7 +26,9 @@ def encode(places: Tensor, form: Places) -> Tensor:
     rows, length = places.shape[0], places.shape[0] * form.row_bytes
     words = torch.zeros(triton.cdiv(length, 4), dtype=torch.int32, device=places.device)
     table, sizes = binomials(form, places.device), _sizes(form)
-    _encode[(rows,)](places, table, words, form.keep, form.most, form.row_bytes, form.low, *sizes, num_warps=4, **OPTIONS)
+    _encode[(rows,)](
+        places, table, words, form.keep, form.most, form.row_bytes, form.low, *sizes, num_warps=4, **OPTIONS
+    )
     return words.view(torch.uint8)[:length]
 
 
@@ -51,7 +53,16 @@ def _sizes(form: Places) -> tuple[int, int, int]:
 
 @triton.jit
 def _encode(
-    places, table, words, keep, most, length, LOW: tl.constexpr, KEPT: tl.constexpr, WORDS: tl.constexpr, LANES: tl.constexpr
+    places,
+    table,
+    words,
+    keep,
+    most,
+    length,
+    LOW: tl.constexpr,
+    KEPT: tl.constexpr,
+    WORDS: tl.constexpr,
+    LANES: tl.constexpr,
 ):
     row, column, word = tl.program_id(0).to(tl.int64), tl.arange(0, KEPT), tl.arange(0, LANES)
     inside = column < keep
@@ -99,7 +110,9 @@ def _decode(
         coefficients = tl.load(table + (j * (most + 1) + part)[:, None] * WORDS + word[None, :], mask=known, other=0)
         is_no_larger = (_sign(coefficients - left[None, :], word) <= 0) & (part <= most)
         high = tl.sum(is_no_larger.to(tl.int32), 0) - 1
-        left = _less(left, tl.load(table + (j * (most + 1) + high) * WORDS + word, mask=word < WORDS, other=0), word, LANES)
+        left = _less(
+            left, tl.load(table + (j * (most + 1) + high) * WORDS + word, mask=word < WORDS, other=0), word, LANES
+        )
         if LOW == 0:
             high = high + j
         place = high.to(tl.int64) << LOW

@@ -61,7 +61,9 @@ def _largest(column: Tensor, numbers: Tensor) -> Tensor:
     """The last row of an ascending column that is no larger than each number: halving what it may be."""
     low = torch.zeros(numbers.shape[0], dtype=torch.int64, device=numbers.device)
     high = low + column.shape[0] - 1
-    weights = 1 << torch.arange(numbers.shape[1], device=numbers.device)  # the highest word that differs outweighs the others
+    weights = 1 << torch.arange(
+        numbers.shape[1], device=numbers.device
+    )  # the highest word that differs outweighs the others
     for _ in range((column.shape[0] - 1).bit_length()):
         middle = (low + high + 1) >> 1
         is_above = ((column[middle] - numbers).sign() * weights).sum(1) > 0
