@@ -78,10 +78,7 @@ def _read_row(row: Bytes, low: int, n: int, number: Longs, table: Coefficients, 
         if not place < following:
             return False
         places[i] = following = place
-    for word in number:
-        if word:
-            return False
-    return True
+    return not np.any(number)
 
 
 @kernel
