@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from gossamer import kernels
-from gossamer.kernels.binomials import binomials
-from gossamer.kernels.layout import Places
+from gossamer.kernels.layout import Places, binomials
 
 BACKENDS = [b for b in kernels.backends() if b != "triton"]  # that one is tried in its interpreter
 

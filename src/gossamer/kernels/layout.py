@@ -8,7 +8,7 @@ The last, shorter block follows the same rule with the smallest width that holds
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import comb
 from typing import NamedTuple
 
@@ -321,3 +321,22 @@ def _shortest(keep: int, n: int) -> _Row:
         if max(keep, most) <= _LARGEST and (bits := (comb(keep + most, keep) - 1).bit_length()) <= _LONGEST_NUMBER:
             rows.append(_Row(-(-(low * keep + bits) // 8), bits, low * keep + bits, low))
     return min(rows)
+
+
+@lru_cache(maxsize=64)
+def binomials(form: Places, device: torch.device) -> Tensor:
+    """C(d + j, j + 1) of place j and high part d (three dimensions, int64): words of 32 bits, the lowest first.
+
+    The number of high parts d_0 <= d_1 <= ... is the sum of these over j: all sets of so many, some of which may be the same, have
+    numbers from 0 on, without a gap. The last part is the largest one whose coefficient is no larger than the number, and
+    what is left is the number of the others.
+
+    >>> binomials(Places(3, 9), torch.device("cpu"))[:, :, 0].tolist()
+    [[0, 1, 2, 3, 4, 5, 6], [0, 1, 3, 6, 10, 15, 21], [0, 1, 4, 10, 20, 35, 56]]
+    """
+    row, written = [1] * (form.most + 1), bytearray()
+    for _ in range(form.keep):
+        row = [0, *accumulate(row[1:])]  # C(d + j, j + 1) is the sum of C(e + j - 1, j) for e from 1 to d
+        written += b"".join(number.to_bytes(4 * form.words, "little") for number in row)
+    words = np.frombuffer(bytes(written), dtype="<u4").reshape(form.keep, form.most + 1, form.words)
+    return torch.from_numpy(words.astype(np.int64)).to(device)

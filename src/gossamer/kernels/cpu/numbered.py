@@ -7,9 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.binomials import binomials
 from gossamer.kernels.cpu.compile import Bytes, Longs, Rows, kernel
-from gossamer.kernels.layout import Places
+from gossamer.kernels.layout import Places, binomials
 
 Table = npt.NDArray[np.int64]  # two dimensions: (rows, places)
 Coefficients = npt.NDArray[np.int64]  # three dimensions: (places, high parts, words)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gossamer.kernels.binomials import binomials
-from gossamer.kernels.layout import Places
+from gossamer.kernels.layout import Places, binomials
 
 _WORD = 2**32
 
