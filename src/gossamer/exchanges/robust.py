@@ -109,7 +109,9 @@ class Clipped(RobustMean):
 
     Use: where ranks' gradients have a known length, so that a longer one is suspect; it costs no sorting.
 
-    Not for: a tau far below the gradients' length, with which v follows slowly.
+    Not for: a tau far below the gradients' length, with which v follows slowly. With four honest ranks on `digits` it lost a
+    little: held-out losses of .141 and .168 at two seeds, .113 and .163 without; with one that sent -4 times its gradient .51 and
+    .57, where the plain mean did not train.
 
     Wire: nothing of its own. The mean of all messages takes N decoded messages of memory, and v is another copy.
 
