@@ -51,7 +51,8 @@ class Median(RobustMean):
     >>> Median().of(rows, rows.isfinite().all(1), {})
     tensor([2., 7.])
 
-    Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018.
+    Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
+    ICML 2018.
     """
 
     @property
@@ -77,7 +78,8 @@ class Trimmed(RobustMean):
     >>> Trimmed(1).of(rows, rows.isfinite().all(1), {})
     tensor([3.])
 
-    Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018.
+    Paper: Yin, Chen, Ramchandran, Bartlett, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
+    ICML 2018.
     """
 
     count: int

@@ -181,8 +181,9 @@ def async_diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, sha
 
     Use: across sites, on machines of different or varying speed, where each rank's difference should be of as many steps.
 
-    Not for: runs that must be reproducible to the bit; ranks of equal speed, which it lets arrive a step late (on `digits`, judged
-    before the last round landed, .130 and .156 at seeds 1 and 2, `diloco` .214 and .291); many ranks of different speed on slow links, where each arrival is a round of its own, in which all ranks send: use `decoupled_diloco`.
+    Not for: runs that must be reproducible to the bit; many ranks of different speed on slow links, where each arrival is a round
+    of its own, in which all ranks send: use `decoupled_diloco`. Ranks of equal speed arrive together, a step late: on `digits`,
+    judged before the last round had landed, it had .130 and .156 at seeds 1 and 2, `diloco` .214 and .291.
 
     Paper: Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024.
     """
