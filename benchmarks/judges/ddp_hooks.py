@@ -7,6 +7,11 @@ The figures are those of `_test_ddp_hook_parity` in torch/testing/_internal/dist
 rank's own number, and the sum of all outputs as the loss, 100 times. Each weight's gradient is then the mean of the ranks' numbers,
 and the first must equal that and plain DDP's, as `torch.testing.assert_close` takes float32 to be equal: 1.3e-6 relative and 1e-5
 absolute. Any recipe of agreed gradients may be given; tensors this small are sent in full by most.
+
+And those of `DistributedDataParallelCommHookTest` in test/distributed/algorithms/ddp_comm_hooks/test_ddp_hooks.py (pytorch/pytorch
+at 0a39f24b): a parameter of 40 by 20, of which the gradient on rank r is x to the power of 1 + r over 800, x from seed 2020. Beside
+DDP's gradient an all-reduce in full may err by 1e-5 relative, and what is sent in 16 bits, or quantised to 8 bits, by 1e-4
+absolute besides. There two GPUs do it, and hooks quantise on GPUs only; here any number of ranks, on gloo.
 """
 
 import argparse
@@ -26,6 +31,13 @@ from ranks import start_ranks
 
 STEPS, RELATIVE, ABSOLUTE = 100, 1.3e-6, 1e-5
 MUST_PASS = ("allreduce", "powersgd(rank=1)", "scatter(fp32())")
+POWERS = {  # recipe: what it may err by, relative and absolute, and whose hook may
+    "allreduce(fp32())": (1e-5, 0.0, "allreduce"),
+    "allreduce(fp16())": (1e-5, 1e-4, "fp16_compress"),
+    "scatter(fp16())": (1e-5, 1e-4, "fp16_compress"),
+    "scatter(int8())": (1e-5, 1e-4, "quantization_perchannel"),
+    "scatter(qsgd(bits=8))": (1e-5, 1e-4, "quantization_pertensor"),
+}
 
 
 def largest_error(recipe: str) -> float:
@@ -46,6 +58,28 @@ def largest_error(recipe: str) -> float:
     return worst
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(40, 20))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * x
+
+
+def error_of_powers(recipe: str, allowed: tuple[float, float] | None = None) -> float:
+    """The largest of a gradient of powers beside DDP's, in units of what is allowed, or what a hook of the kind may err by."""
+    hooked, plain = (DistributedDataParallel(Scaled()) for _ in range(2))
+    gossamer.ddp.register(hooked, recipe)
+    sample = torch.randn(40, 20, generator=torch.Generator().manual_seed(2020))
+    for net in (hooked, plain):
+        net(sample ** (1 + dist.get_rank())).mean().backward()
+    found, right = (net.module.weight.grad for net in (hooked, plain))
+    relative, absolute = allowed or POWERS[recipe][:2]
+    return float(((found - right).abs() / (absolute + relative * right.abs()).clamp(min=1e-30)).max())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=MUST_PASS)
@@ -63,6 +97,15 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(
                 f"{recipe:20} {'FAILS' if worst > 1 else 'passes'}, largest error {worst:.3g} of what is allowed",
+                flush=True,
+            )
+    for recipe, (relative, absolute, hook) in POWERS.items() if args.recipes == MUST_PASS else ():
+        worst = error_of_powers(recipe)
+        failed |= worst > 1
+        if dist.get_rank() == 0:
+            print(
+                f"{recipe:21} {'FAILS' if worst > 1 else 'passes'}, powers: {worst:.3g} of {relative:.0e} relative and {absolute:.0e} "
+                f"absolute, which {hook}_hook may err by",
                 flush=True,
             )
     dist.barrier()

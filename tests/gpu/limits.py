@@ -102,8 +102,8 @@ TENSOR_BY_TENSOR = {
     "local_gradients": 12,  # the same, and its model read and written
     "atomo": 6,  # each matrix plus its atoms, for every rank
     "dgc": 10,
-    "demo": 125,  # each tensor's tiles and their places, there and back for every rank
-    "sparse_loco": 60,  # the same, and the bins of its values
+    "demo": 60,  # each tensor's tiles and their places, there and back for every rank
+    "sparse_loco": 45,  # the same, and the bins of its values
     "onebit_sgd": 60,  # each matrix's rows, for every rank, in both phases
     "onebit_lamb": 40,  # each tensor's norms, ratios and averages
     "gradiveq": 10,  # each matrix's directions, while it learns them

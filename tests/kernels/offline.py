@@ -207,9 +207,11 @@ def quick(capability: int) -> None:
         by_block(2**31, 2, 1024)
         by_form(HUGE, INT8, 128, KEY)
         by_form(ODD, E4M3, 100, None, 1)
-        by_row(2**26, 32, 4096)  # bits that 32 bits do not count
+        by_row(2**26, 128, 4096)  # bits that 32 bits do not count
+        by_row(2**26, 32, 4096)
     else:
-        by_row(33, 31, 64, 1)
+        by_row(33, 4, 64, 1)
+        by_row(33, 63, 64, 1)
         by_form(ODD, POWERS, 4096, KEY)
         by_block(ODD, 1, 4096)
         by_block(ODD, 6, 256, 1)
@@ -238,8 +240,11 @@ def wide(capability: int) -> None:
     for rows, keep, n in (
         (1, 1, 2),
         (33, 31, 64),
+        (33, 4, 64),
+        (5, 63, 64),
         (1024, 64, 4096),
         (2**26, 32, 4096),
+        (2**26, 128, 4096),
         (1, 1300, 40_000),
         (3, 5, 2**33),
     ):

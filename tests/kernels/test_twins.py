@@ -432,7 +432,7 @@ def test_places(n, rows, seed):
     form = Places(keep, n)
     if form.row_bytes and rows:  # and of what nobody wrote they say the same
         noise = torch.randint(0, 256, (wire.numel(),), generator=rng, dtype=torch.uint8)
-        both(lambda: [twin("places", "decode", noise.device)(noise, form)])
+        both(lambda: [twin("numbered" if form.number_bits else "places", "decode", noise.device)(noise, form)])
 
 
 @settings(deadline=None)

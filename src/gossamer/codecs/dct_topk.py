@@ -28,7 +28,7 @@ class DCTTopK(Biased, Codec):
 
     Not for: gradients with uncorrelated neighbours: there topk() is as good and costs no transform.
 
-    Wire: per coefficient 4 bytes of float32 and its place in the tile, with the default 9 bits in a full one: 164 bytes for a tile.
+    Wire: per coefficient 4 bytes of float32 and its place in the tile, with the default 8.5 bits in a full one: 162 bytes for a tile.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, codec = Bucket.of({"w": torch.ones(64, 64)}), DCTTopK(keep=1)

@@ -41,15 +41,16 @@ class TileTopK(Biased, Codec):
     m - 3 s, m - 1.5 s, m and m + 1.5 s, and is decoded as the mean of its bin. So |x - C(x)|^2 < |x|^2, and the residual keeps
     the rounding error. Vectors have tiles of as many elements; a smaller tensor is one tile. `bits=32` sends values unrounded.
 
-    Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 198 times shorter
-    (a Transformer of 5.8 million parameters), and with `places="rice"` 206 times.
+    Use: for pseudo-gradients under error_feedback(decay=0.95), as the preset `sparse_loco` does: messages are 206 times shorter
+    (a Transformer of 5.8 million parameters).
 
     Not for: gradients at every step, whose values four bins represent badly: use topk(). `places="rice"` is for slow links and CPUs:
     on a GPU the host does not know the length of a message in advance.
 
-    Wire: per kept element 2 bits of value and its place, and 16 bytes per tensor. With the default a place of a full tile has 8 bits,
-    and a tile 80 bytes. `places="rice"` writes the gaps between places in a Rice code that adapts: some 7.5 bits, where places are as
-    if drawn at random, and fewer where they cluster; lengths then depend on the data, and cost one more small gather.
+    Wire: per kept element 2 bits of value and its place, and 16 bytes per tensor. With the default a place of a full tile has 7.6 bits
+    (7.4 are a bound for places as if drawn at random), and a tile 77 bytes. `places="rice"` writes the gaps between places in a Rice
+    code that adapts: as many bits where places are as if drawn, and fewer where they cluster; lengths then depend on the data, and
+    cost one more small gather.
 
     >>> from gossamer.core.rng import CounterRng
     >>> block, codec = Bucket.of({"w": torch.tensor([0.1, 4.0, 0.2, -4.0])}), TileTopK(keep=2)

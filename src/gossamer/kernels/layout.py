@@ -8,7 +8,8 @@ The last, shorter block follows the same rule with the smallest width that holds
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -256,7 +257,10 @@ class Rotated(NamedTuple):
 
 
 class Places(NamedTuple):
-    """How `keep` of the places from 0 to n - 1 are written: so many low bits of each, then a row of bits for their high parts."""
+    """How `keep` of the places from 0 to n - 1 are written: so many low bits of each, then all high parts.
+
+    These are a row of bits, with a one for each place, or where that is shorter one number, of 256 bits at most.
+    """
 
     keep: int
     n: int
@@ -264,14 +268,75 @@ class Places(NamedTuple):
     @property
     def low(self) -> int:
         """Low bits of a place: the fewest of those that make a row shortest."""
-        return min(range(self.n.bit_length() + 1), key=lambda low: low * self.keep + ((self.n - 1) >> low))
+        return _shortest(self.keep, self.n).low
 
     @property
     def low_bits(self) -> int:
         return self.low * self.keep
 
     @property
+    def number_bits(self) -> int:
+        """Bits of the number that says all high parts; 0 where they are a row of bits."""
+        return _shortest(self.keep, self.n).number
+
+    @property
+    def words(self) -> int:
+        """Words of 32 bits that hold the number."""
+        return -(-self.number_bits // 32)
+
+    @property
+    def most(self) -> int:
+        """The largest high part; without low bits, of which no two places have the same, less the places before it."""
+        return _most(self.keep, self.n, self.low)
+
+    @property
     def row_bytes(self) -> int:
-        if self.keep == self.n:
-            return 0
-        return -(-(self.low_bits + self.keep + ((self.n - 1) >> self.low)) // 8)
+        return _shortest(self.keep, self.n).bytes
+
+
+class _Row(NamedTuple):
+    bytes: int
+    number: int
+    bits: int
+    low: int
+
+
+_LARGEST, _LONGEST_NUMBER = 512, 256  # of high parts and of places that a number counts; bits of a number
+
+
+def _most(keep: int, n: int, low: int) -> int:
+    return (n - 1) >> low if low else n - keep
+
+
+@lru_cache(maxsize=1024)
+def _shortest(keep: int, n: int) -> _Row:
+    """A row of bits where a number would be no shorter: it is faster."""
+    if keep == n:
+        return _Row(0, 0, 0, 0)
+    rows = list[_Row]()
+    for low in range(n.bit_length() + 1):
+        ones = low * keep + keep + ((n - 1) >> low)
+        rows.append(_Row(-(-ones // 8), 0, ones, low))
+        most = _most(keep, n, low)
+        if max(keep, most) <= _LARGEST and (bits := (comb(keep + most, keep) - 1).bit_length()) <= _LONGEST_NUMBER:
+            rows.append(_Row(-(-(low * keep + bits) // 8), bits, low * keep + bits, low))
+    return min(rows)
+
+
+@lru_cache(maxsize=64)
+def binomials(form: Places, device: torch.device) -> Tensor:
+    """C(d + j, j + 1) of place j and high part d (three dimensions, int64): words of 32 bits, the lowest first.
+
+    The number of high parts d_0 <= d_1 <= ... is the sum of these over j: all sets of so many, some of which may be the same, have
+    numbers from 0 on, without a gap. The last part is the largest one whose coefficient is no larger than the number, and
+    what is left is the number of the others.
+
+    >>> binomials(Places(3, 9), torch.device("cpu"))[:, :, 0].tolist()
+    [[0, 1, 2, 3, 4, 5, 6], [0, 1, 3, 6, 10, 15, 21], [0, 1, 4, 10, 20, 35, 56]]
+    """
+    row, written = [1] * (form.most + 1), bytearray()
+    for _ in range(form.keep):
+        row = [0, *accumulate(row[1:])]  # C(d + j, j + 1) is the sum of C(e + j - 1, j) for e from 1 to d
+        written += b"".join(number.to_bytes(4 * form.words, "little") for number in row)
+    words = np.frombuffer(bytes(written), dtype="<u4").reshape(form.keep, form.most + 1, form.words)
+    return torch.from_numpy(words.astype(np.int64)).to(device)

@@ -1,12 +1,14 @@
-"""Places in rows: of each row equally many elements are kept, and their places travel in Elias and Fano's code.
+"""Places in rows: of each row equally many elements are kept, and their places travel with a length that is known.
 
-A place is cut in two. Its low bits are written as they are, place after place. Its high part h, of the i-th place, is a one at
-position h + i of a row of bits: ones are as many as places, and zeros count the high parts. The low bits are as many as make a row
-shortest, which for 64 places of 4096 are 8 bits a place (a bound is 7.4). So the length is known without the data, and of every bit the
-position but that of the ones, which counting finds: no walk is needed. A row ends on a byte; bits are numbered from the lowest
-of each. Where all places are kept, nothing is written.
+A place is cut in two. Its low bits are written as they are, place after place. The high parts of all places are a row of bits, with
+a one for the i-th at position h + i (Elias and Fano's code): ones are as many as places, and zeros count the high parts. Or,
+where that is shorter and at most 256 bits, they are one number: the number of this set among all sets that could be (Cover's
+code). The low bits are as many as make a row shortest. 64 places of 4096 take 483 bits, 7.6 each (as a row of bits 511; a bound is
+7.4). So the length is known without the data. A row ends on a byte; bits are numbered from the lowest of each. Where all
+places are kept, nothing is written.
 
-Paper: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, 1974; Fano, 1971.
+Papers: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, 1974; Fano, 1971; Cover, Enumerative Source
+Encoding, 1973.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def place_bytes(keep: int, n: int) -> int:
     """Bytes of one row: `keep` of the places from 0 to n - 1.
 
     >>> place_bytes(64, 4096), place_bytes(64, 64)
-    (64, 0)
+    (61, 0)
     """
     return Places(keep, n).row_bytes
 
@@ -32,7 +34,7 @@ def places_encode(places: Tensor, n: int) -> Tensor:
     form = Places(places.shape[1], n)
     if not form.row_bytes or not places.numel():
         return torch.empty(0, dtype=torch.uint8, device=places.device)
-    return twin("places", "encode", places.device)(places.contiguous(), form)
+    return twin(_family(form), "encode", places.device)(places.contiguous(), form)
 
 
 def places_decode(wire: Tensor, rows: int, keep: int, n: int) -> Tensor:
@@ -44,7 +46,11 @@ def places_decode(wire: Tensor, rows: int, keep: int, n: int) -> Tensor:
     require_length("places", wire, rows * form.row_bytes)
     if not form.row_bytes or not rows:
         return torch.arange(keep, device=wire.device).expand(rows, keep)
-    places: Tensor = twin("places", "decode", wire.device)(wire, form)
+    places: Tensor = twin(_family(form), "decode", wire.device)(wire, form)
     if wire.device.type == "cpu" and int(places.max()) == n:
         raise CorruptWire(f"places: a row is not {keep} strictly ascending places in [0, {n})")
     return places
+
+
+def _family(form: Places) -> str:
+    return "numbered" if form.number_bits else "places"

@@ -181,8 +181,9 @@ def async_diloco(every: int = 100, rate: float = 0.7, momentum: float = 0.9, sha
 
     Use: across sites, on machines of different or varying speed, where each rank's difference should be of as many steps.
 
-    Not for: runs that must be reproducible to the bit, nor runs of a few rounds, as `diloco`; many ranks of different speed on
-    slow links, where each arrival is a round of its own, in which all ranks send: use `decoupled_diloco`.
+    Not for: runs that must be reproducible to the bit; many ranks of different speed on slow links, where each arrival is a round
+    of its own, in which all ranks send: use `decoupled_diloco`. Ranks of equal speed arrive together, a step late: on `digits`,
+    judged before the last round had landed, it had .130 and .156 at seeds 1 and 2, `diloco` .214 and .291.
 
     Paper: Liu et al., Asynchronous Local-SGD Training for Language Modeling, 2024.
     """
@@ -200,8 +201,8 @@ def sparse_loco(
     no outer momentum: the residual acts as one. The mean is over all ranks; the authors' code divides each element by the
     number of ranks that sent it, and clips ranks' values to their median norm.
 
-    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 198 times shorter than the model
-    (of 5.8 million parameters), and with `places="rice"`, on CPUs, 206 times.
+    Use: across sites among a few ranks, where `diloco` still sends too much: a message is 206 times shorter than the model
+    (of 5.8 million parameters).
 
     Not for: many ranks: bytes grow with their number. Nor runs of a few rounds: most of the updates wait in the residual.
 
@@ -296,7 +297,8 @@ def des_loc(every: int = 8, first: int = 3, second: int = 6) -> Recipe:
     Not for: plain SGD, which has no moments, so that it is `local_sgd`; SGD with momentum gained nothing: on `lm`, four
     simulated ranks and 60 steps at seed 0, `des_loc(4)` had a held-out loss of 4.967, `local_sgd(4)` 4.969 with a quarter less bytes.
 
-    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
+    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models,
+    arXiv 2505.22549, 2025.
     """
     return Recipe(DENSE, schedule=DESLOC(every, first, second))
 
@@ -307,7 +309,9 @@ def edit(every: int = 100, rate: float = 0.7, momentum: float = 0.9, z: float = 
 
     Use: as `diloco`, where now and then a rank goes astray, by bad data or a spike of its loss.
 
-    Not for: ranks whose data differ in kind, since the one with most to learn counts least; nor ranks that deceive.
+    Not for: ranks whose data differ in kind, since the one with most to learn counts least; nor ranks that deceive. Nor a dozen
+    rounds, of which ten are its warm-up: on `digits` it had .192 and .425 at seeds 1 and 2, `diloco` .214 and .291, and with a
+    rank that sent -4 times its gradient both diverged.
 
     Paper: Cheng et al., EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models, ICLR 2025.
     """
@@ -321,8 +325,9 @@ def sparta(share: float = 0.005) -> Recipe:
 
     Use: between ranks that train on their own, where a few bytes at every step can be borne; it keeps their models close.
 
-    Not for: links on which latency counts, since it sends at every step; training that needs equal models on all ranks.
-    Evaluate under `comm.consensus()`.
+    Not for: links on which latency counts, since it sends at every step; training that needs equal models on all ranks. On
+    `digits` `sparta(0.125)` had .118 and .157 at seeds 1 and 2, `local_sgd(8)` with as many bytes .122 and .144. Evaluate
+    under `comm.consensus()`.
 
     Paper: none was read; the method is SPARTA (sparse parameter averaging) of exogym, 2025.
     """

@@ -44,7 +44,8 @@ class DESLOC(Schedule):
     >>> DESLOC(8, first=1, second=0)
     des_loc(8, first=1, second=0)
 
-    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models, 2025.
+    Paper: Iacob et al., DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models,
+    arXiv 2505.22549, 2025.
     """
 
     every: Annotated[int, Choice(2, 4, 8, 12, 24)]
