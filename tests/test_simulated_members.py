@@ -222,14 +222,17 @@ def test_all_are_lost() -> None:
     gone = tuple(Absence(rank, begin=Begin(seconds=3.0)) for rank in range(4))
     with pytest.raises(CostError, match="all ranks are lost and none comes to others at work"):
         run("allreduce", absences=gone)
-    with pytest.raises(PeerError, match=r"all ranks that held the model are lost, .* restart the run, from a checkpoint"):
+    with pytest.raises(
+        PeerError, match=r"all ranks that held the model are lost, .* restart the run, from a checkpoint"
+    ):
         run("allreduce", absences=tuple(replace(each, seconds=60.0) for each in gone))
 
 
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("recipe", MEMBERS)
-def test_losses_at_any_moment_leave_the_others_at_work(recipe: str) -> None:
-    """Six draws of three losses, at moments and not at steps, some of them while ranks meet."""
-    for seed in range(6):
+def test_losses_at_any_moment_leave_the_others_at_work(recipe: str, seeds: range) -> None:
+    """Draws of three losses, at moments and not at steps, some of them while ranks meet, and of a rank that comes."""
+    for seed in seeds:
         draw = random.Random(f"{recipe} {seed}")
         first = draw.uniform(1.0, 6.0)
         moments = [first, first + draw.uniform(0.0, 1.5), first + draw.uniform(0.0, 6.0)]
@@ -238,10 +241,28 @@ def test_losses_at_any_moment_leave_the_others_at_work(recipe: str) -> None:
             for at in sorted(moments)
         )
         slow = (SlowSteps(draw.randrange(5), 3.0, 6, Begin(step=draw.randrange(2, 12))),)
-        done = run(recipe, size=5, steps=32, absences=gone, slow=slow)
-        assert len(done.losses) == 32, (seed, gone)
+        late = (LaterStart(4, Begin(seconds=first + draw.uniform(-1.0, 2.0))),)
+        rate = draw.choice([1e6, 3e3])
+        done = run(recipe, size=5, absences=gone, slow=slow, arrivals=late, rate=rate)
+        assert len(done.losses) == STEPS, (seed, gone)
         if recipe in EQUAL:
             assert all_equal(models(done)), (seed, gone)
+
+
+def test_a_rank_that_comes_while_another_is_lost_meets_the_others_once() -> None:
+    """Decoupled rounds on a slow link: the rank comes at 9.8 s, and another is lost before all have handed over."""
+    events = {
+        "absences": (
+            Absence(3, 1.0, begin=Begin(seconds=11.22)),
+            Absence(2, 0.2, silent=True, begin=Begin(seconds=3.96)),
+        ),
+        "arrivals": (LaterStart(4, Begin(seconds=3.22)), LaterStart(3, Begin(seconds=5.57))),
+        "slow": (SlowSteps(0, 3.0, 6, Begin(step=1)),),
+    }
+    times = MemberTimes(silence=5.0, connecting=0.3)
+    done = run("decoupled_diloco(8)", size=5, least=1, times=times, rate=3000.0, **events)
+    assert [*done.replicas] == [0, 1, 2, 3, 4]
+    assert all_equal(anchors(done))
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------------

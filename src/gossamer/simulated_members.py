@@ -49,7 +49,9 @@ class MembersRun:
     """A run with all changes of its members. Dropped steps are not counted in losses, and with their time and bytes in all else."""
 
     ledger: Ledger
-    replicas: dict[int, Replica] = field(default_factory=dict[int, Replica])  # by rank, of those that are there in the end
+    replicas: dict[int, Replica] = field(
+        default_factory=dict[int, Replica]
+    )  # by rank, of those that are there in the end
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list[float])  # of each step, the mean over the ranks that made it
     moments: list[float] = field(default_factory=list[float])  # when the first of them ended it
@@ -131,7 +133,9 @@ class _Training:
         programs = [_absent() for _ in range(self._size)]
         found = simulate(programs, self.crew.costs.links, self.out.ledger, attendance=self.members)
         if not all(step in self._losses for step in range(1, self.steps + 1)):
-            raise CostError("all ranks are lost and none comes to others at work; give at least one of them 'back', or lose fewer")
+            raise CostError(
+                "all ranks are lost and none comes to others at work; give at least one of them 'back', or lose fewer"
+            )
         out, met = self.out, self.members.met
         last = {rank for rank in met[-1].ranks if rank in self.out.replicas}
         out.replicas = {rank: out.replicas[rank] for rank in sorted(last)}

@@ -26,6 +26,7 @@ from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
 from gossamer.fabrics.sim import TimeSpan
+from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
@@ -147,6 +148,9 @@ def simulate_command(
         raise InputError(
             "a host is lost with all its ranks, which is not simulated; give a cluster whose hosts have one rank each"
         )
+    if on_loss != "restart" and befalls.changes_ranks:
+        for each in recipes:
+            refuse_recipe(Recipe.of(each))
     costs, found = Costs(where, model, work), list[Simulated]()
     for each in recipes:
         if on_loss != "members" or not befalls.changes_ranks:
