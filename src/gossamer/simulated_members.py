@@ -110,7 +110,7 @@ class _Training:
     def __init__(
         self, crew: MemberCrew, size: int, steps: int, events: Events, least: int | None, times: MemberTimes
     ) -> None:
-        self.crew, self.steps, self._size, self._events, self._times = crew, steps, size, events, times
+        self.crew, self.steps, self._size, self._times = crew, steps, size, times
         later = {each.rank for each in events.arrivals}
         there = [rank for rank in range(size) if rank not in later]
         if not 1 <= (least or len(there)) <= size:

@@ -176,6 +176,7 @@ class SimMembers:
         sim = self._sim
         main, tasks = sim.mains[seat], [task for task in self._tasks() if task.rank == seat]
         sim.mains[seat] = SimTask(seat, "compute", _over(), SimHandle(main.handle.label, finished=clock), clock=clock)
+        sim.spans = [s._replace(end=max(s.begin, min(s.end, clock))) if s.rank == seat else s for s in sim.spans]
         for task in (main, *tasks):
             self._take_out(task).program.close()
         for lane in [lane for rank, lane in (*sim.busy, *sim.queues) if rank == seat]:

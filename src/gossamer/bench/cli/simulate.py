@@ -26,6 +26,7 @@ from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
 from gossamer.fabrics.sim import TimeSpan
+from gossamer.fabrics.liveness.heartbeat import ranks as numbered
 from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
@@ -379,8 +380,8 @@ def _sentence(restart: simulated_restarts.Restart) -> str:
 
 def _sentence_of(change: simulated_members.MembersChange) -> str:
     """One line about members who went or came."""
-    words = {"lost": change.lost, "left": change.left, "has come": change.came}
-    named = "; ".join(f"rank {', '.join(map(str, ranks))} {what}" for what, ranks in words.items() if ranks)
+    words = {"lost": change.lost, "gone": change.left, "come": change.came}
+    named = ", ".join(f"{numbered([*ranks])} {what}" for what, ranks in words.items() if ranks)
     stood = say_seconds(change.resumed - change.noticed)
     return (
         f"{named or 'nobody is gone'} at {change.clock:.4g} s; noticed at {change.noticed:.4g} s, and after {stood} "
