@@ -280,7 +280,7 @@ def program(
             before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
         else:
             before = parts * costs(rank, step)
-        loss = yield Compute(lambda: _gradients(replica, backward), "compute", before)
+        loss = yield Compute(lambda: compute_gradients(replica, backward), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss
         gradients = [c.gradients() for c in worker.buckets]
@@ -298,7 +298,7 @@ def _nothing() -> None:
     """The gradients were computed with the loss; only their seconds come one after the other."""
 
 
-def _gradients(replica: Replica, backward: Backward) -> float:
+def compute_gradients(replica: Replica, backward: Backward) -> float:
     """Compute the mean gradient over the schedule's micro-batches; returns the mean loss."""
     parts = replica.worker.recipe.schedule.shape.micro_batches
     replica.optimizer.zero_grad(set_to_none=True)

@@ -62,6 +62,7 @@ class RestartedRun:
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list[float])  # of each step, the mean over ranks
     moments: list[float] = field(default_factory=list[float])  # when each step has ended
+    gradients: int = 0  # steps that count, summed over ranks
     restarts: list[Restart] = field(default_factory=list[Restart])
     spans: list[TimeSpan] = field(default_factory=list[TimeSpan])  # time lines; see `fabrics.sim`
 
@@ -174,6 +175,7 @@ def _note(out: RestartedRun, replicas: Sequence[Replica], found: SimResult, done
         replica.clock = clock
     steps = _made(replicas) - done
     out.losses += [sum(each) / len(each) for each in zip(*(r.losses for r in replicas), strict=True)]
+    out.gradients += steps * len(replicas)
     out.moments += Trained([*replicas], out.ledger, found.spans).moments(steps)
     for replica in replicas:
         replica.losses.clear()

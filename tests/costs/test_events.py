@@ -73,6 +73,14 @@ def test_ranks_that_go_and_come_are_read(tmp_path: Path) -> None:
     ]
 
 
+def test_a_machine_may_fall_silent(tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    path.write_text(AWAY.replace('back = "30 s"', "silent = true"))
+    found = read_events(path, 4)
+    assert found.absences[0] == Absence(2, begin=Begin(step=9), silent=True)
+    assert found.sentences()[0] == "rank 2 falls silent, for ever, at step 9"
+
+
 def test_who_is_there_follows_steps_and_time() -> None:
     events = Events(absences=(Absence(2, 30.0, begin=Begin(step=9)),), arrivals=(LaterStart(3, Begin(step=4)),))
     clock = EventClock(events)
@@ -136,6 +144,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         (GOOD[9:], AWAY.replace("rank = 2\n", ""), "line 2: rank is missing; an event of the kind 'die' needs rank"),
         (GOOD[9:], AWAY.replace('"30 s"', '"0 s"'), "line 6: back must be more than 0, not 0"),
         (GOOD[9:], AWAY.replace('"30 s"', "30"), "line 6: back must be a text with a unit, not 30"),
+        (GOOD[9:], AWAY.replace('back = "30 s"', "silent = 1"), "line 6: silent must be true or false, not 1"),
         (GOOD[9:], "", "event must be one [[event]] table or several"),
     ],
 )
@@ -158,6 +167,14 @@ def test_events_are_drawn_by_seed_rank_and_kind() -> None:
     assert few != random_events(4, from_flags(nodes=50, rate=1e6), 20, 0.1)
     assert all(65 <= len(found) <= 135 for found in (many.slow, many.links))
     assert random_events(3, from_flags(nodes=50, rate=inf), 20, 0.1).links == ()
+
+
+def test_as_many_losses_are_drawn_as_asked_for_and_nothing_else_changes() -> None:
+    cluster = from_flags(nodes=8, rate=1e6)
+    none, some = random_events(3, cluster, 20, 0.1), random_events(3, cluster, 20, 0.1, losses=5)
+    assert (none.absences, len(some.absences)) == ((), 5)
+    assert (some.slow, some.links, some.late) == (none.slow, none.links, none.late)
+    assert all(0.1 <= each.seconds <= 0.5 and 1 <= each.begin.step <= 20 for each in some.absences)
 
 
 def test_slow_steps_are_counted_from_the_first_that_begins_then() -> None:

@@ -11,7 +11,7 @@ from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import Cluster
 from gossamer.costs.events import Absence, Begin, Events, LateMessages, LaterStart, LinkRate, SlowSteps
-from gossamer.costs.toml_reader import TomlReader, number, text_as, whole
+from gossamer.costs.toml_reader import TomlReader, number, text_as, truth, whole
 
 TOP = -1  # in place of an event's number: a field outside of events
 SHARE = 0.25  # of ranks that an event of a kind befalls when events are drawn
@@ -30,11 +30,11 @@ KINDS: Mapping[str, tuple[Callable[..., Event], dict[str, Callable[[Any], Any]]]
     "slow": (SlowSteps, {"rank": whole, "factor": number, "steps": whole}),
     "link": (LinkRate, {"rank": whole, "rate": text_as(quantities.rate), "seconds": text_as(quantities.seconds)}),
     "delay": (LateMessages, {"p": number, "seconds": text_as(quantities.seconds)}),
-    "die": (Absence, {"rank": whole, "back": text_as(quantities.seconds)}),
+    "die": (Absence, {"rank": whole, "back": text_as(quantities.seconds), "silent": truth}),
     "leave": (partial(Absence, told=True), {"rank": whole, "back": text_as(quantities.seconds)}),
     "join": (LaterStart, {"rank": whole}),
 }
-OPTIONAL = ("back",)
+OPTIONAL = ("back", "silent")
 
 
 def read_events(path: Path, size: int) -> Events:
@@ -106,9 +106,9 @@ def _events(found: Iterable[Event], seed: int) -> Events:
     )
 
 
-def random_events(seed: int, cluster: Cluster, steps: int, step_seconds: float) -> Events:
-    """Draw events that begin within so many steps: of each rank, with chance 1/4 each, slow steps and a slow link; and late
-    messages.
+def random_events(seed: int, cluster: Cluster, steps: int, step_seconds: float, losses: int = 0) -> Events:
+    """Draw events that begin within so many steps: of each rank, with chance 1/4 each, slow steps and a slow link; late
+    messages; and so many losses of ranks, each of which is back after 5 to 25 % of the steps' time of computing.
 
     >>> from gossamer.costs import from_flags
     >>> random_events(1, from_flags(nodes=8, rate=1e6), 20, 0.1) == random_events(1, from_flags(nodes=8, rate=1e6), 20, 0.1)
@@ -126,4 +126,8 @@ def random_events(seed: int, cluster: Cluster, steps: int, step_seconds: float) 
             found.append(
                 LinkRate(rank, cluster.rate * dice.uniform(0.1, 0.5), step_seconds * dice.uniform(1, 20), begin)
             )
+    dice = random.Random(f"{seed} lost")
+    for _ in range(losses):
+        rank, begin = dice.randrange(cluster.size), Begin(step=dice.randint(1, steps))
+        found.append(Absence(rank, steps * step_seconds * dice.uniform(0.05, 0.25), begin=begin))
     return _events([*found, LateMessages(random.Random(f"{seed} delay").uniform(0.001, 0.01), 0.2)], seed)

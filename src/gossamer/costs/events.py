@@ -89,12 +89,15 @@ class LateMessages:
 
 @dataclass(frozen=True)
 class Absence:
-    """A rank is lost, and back so many seconds later; with `told` it says so before, and its last step counts."""
+    """A rank is lost, and back so many seconds later; with `told` it says so before, and its last step counts. If it is
+    `silent`, as a machine without power is, its connections do not break.
+    """
 
     rank: int
     seconds: float = inf
     told: bool = False
     begin: Begin = Begin()
+    silent: bool = False
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:
@@ -102,7 +105,8 @@ class Absence:
 
     def __str__(self) -> str:
         back = "for ever" if self.seconds == inf else f"for {say_seconds(self.seconds)}"
-        return f"rank {self.rank} {'leaves, and says so' if self.told else 'is lost'}, {back}, at {self.begin}"
+        how = "leaves, and says so" if self.told else "falls silent" if self.silent else "is lost"
+        return f"rank {self.rank} {how}, {back}, at {self.begin}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,12 @@ def number(value: Any) -> float:
     return float(value)
 
 
+def truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise CostError(f"must be true or false, not {value!r}")
+    return value
+
+
 def text_as(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     def parse(value: Any) -> Any:
         if not isinstance(value, str):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -56,14 +56,17 @@ class SimHandle(Handle[Any]):
     finished: float | None = None
     result: Any = None
     error: Exception | None = None
-    waiting: "list[_Task]" = field(default_factory=list)
+    waiting: "list[SimTask]" = field(default_factory=list)
 
     def done(self) -> bool:
         return self.finished is not None
 
+    def failed(self) -> bool:
+        return self.error is not None
+
 
 @dataclass(eq=False)
-class _Task:
+class SimTask:
     """A program that runs on one comm thread, or the compute thread, of one rank."""
 
     rank: int
@@ -108,8 +111,11 @@ def simulate(
     ledger: Ledger | None = None,
     begin: float = 0.0,
     until: Callable[[], float] = lambda: inf,
+    attendance: "Attendance | None" = None,
 ) -> SimResult:
     """Run one program per rank to the end, or until a moment of the virtual clock, which begins at `begin`.
+
+    With `attendance`, ranks may be lost and come meanwhile.
 
     >>> import torch
     >>> from gossamer.core.verbs import all_reduce
@@ -118,29 +124,49 @@ def simulate(
     ([6.0, 6.0, 6.0, 6.0], 0.006)
     """
     network = network or Network()
-    return _Simulation(len(programs), network, ledger or Ledger(per_node=network.per_node)).run(programs, begin, until)
+    simulation = Simulation(len(programs), network, ledger or Ledger(per_node=network.per_node), attendance)
+    return simulation.run(programs, begin, until)
 
 
-class _Simulation:
-    def __init__(self, size: int, network: Network | ClusterLinks, ledger: Ledger) -> None:
-        self.size, self.network, self.ledger = size, network, ledger
+class Attendance(Protocol):
+    """Who takes part in a simulation whose ranks may be lost and come."""
+
+    def opens(self, simulation: "Simulation") -> None:
+        """Called once, before the first program runs."""
+        ...
+
+    def hears(self, task: SimTask, verb: Verb) -> Verb | None:
+        """The request as the simulation is to answer it; None where it is answered already, or never."""
+        ...
+
+
+class Simulation:
+    """The programs under way, by rank and comm thread, and the events that are to come."""
+
+    def __init__(
+        self, size: int, network: Network | ClusterLinks, ledger: Ledger, attendance: Attendance | None = None
+    ) -> None:
+        self.size, self.network, self.ledger, self.attendance = size, network, ledger, attendance
+        self.mains = list[SimTask]()  # the compute thread of each rank
         self.order = count()
         self.ready: list[tuple[float, int, Callable[[], None]]] = []
-        self.queues: defaultdict[tuple[int, str], deque[_Task]] = defaultdict(deque)
-        self.busy: dict[tuple[int, str], _Task] = {}
-        self.meetings: defaultdict[tuple[str, Among], deque[dict[int, tuple[_Task, Collective]]]] = defaultdict(deque)
-        self.mail: defaultdict[_Route, deque[tuple[float, Tensor]]] = defaultdict(deque)
-        self.readers: dict[_Route, tuple[_Task, Receive]] = {}
+        self.queues: defaultdict[tuple[int, str], deque[SimTask]] = defaultdict(deque)
+        self.busy: dict[tuple[int, str], SimTask] = {}
+        self.meetings: defaultdict[tuple[str, Among], deque[dict[int, tuple[SimTask, Collective]]]] = defaultdict(deque)
+        self.mail: defaultdict[MessageRoute, deque[tuple[float, Tensor]]] = defaultdict(deque)
+        self.readers: dict[MessageRoute, tuple[SimTask, Receive]] = {}
         self.link_free: defaultdict[int, float] = defaultdict(float)
         self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
         self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
-        self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, _Task]]] = defaultdict(list)
+        self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, SimTask]]] = defaultdict(list)
         self.decided = dict[_Counter, tuple[int, float]]()  # number of tickets and time, for quorums with a fallback
         self.spans = list[TimeSpan]()
         self.failures = list[Exception]()  # in the order of virtual time
 
     def run(self, programs: Sequence[Program[Any]], begin: float, until: Callable[[], float]) -> SimResult:
-        mains = [_Task(r, "compute", p, SimHandle(f"rank {r}")) for r, p in enumerate(programs)]
+        mains = self.mains = [SimTask(r, "compute", p, SimHandle(f"rank {r}")) for r, p in enumerate(programs)]
+        if self.attendance is not None:
+            self.attendance.opens(self)
         for task in mains:
             self.wake(task, begin)
         while self.ready:
@@ -153,14 +179,14 @@ class _Simulation:
             raise DeadlockError(self.explain(mains))
         return SimResult([t.handle.result for t in mains], [t.clock for t in mains], self.ledger, self.spans)
 
-    def wake(self, task: _Task, clock: float, answer: Any = None, error: Exception | None = None) -> None:
+    def wake(self, task: SimTask, clock: float, answer: Any = None, error: Exception | None = None) -> None:
         task.clock, task.answer, task.error, task.waits = max(task.clock, clock), answer, error, ""
         self.at(task.clock, partial(self.advance, task))
 
     def at(self, clock: float, act: Callable[[], None]) -> None:
         heapq.heappush(self.ready, (clock, next(self.order), act))
 
-    def advance(self, task: _Task) -> None:
+    def advance(self, task: SimTask) -> None:
         """Resume a task with its answer, and handle its next request."""
         try:
             verb = task.program.throw(task.error) if task.error else task.program.send(task.answer)
@@ -172,7 +198,7 @@ class _Simulation:
             return self.after_work(task, partial(self.ask, task, verb))
         return self.ask(task, verb)
 
-    def after_work(self, task: _Task, act: Callable[[], None]) -> None:
+    def after_work(self, task: SimTask, act: Callable[[], None]) -> None:
         """Act when the processor has done a started program's work before its next request, or after its last."""
         seconds = 0.0 if task.lane == "compute" else self.network.work(task.rank, task.handle.label, task.asked)
         task.asked += 1
@@ -188,7 +214,7 @@ class _Simulation:
         if end > begin and (rank < LINES or kind == "computing"):
             self.spans.append(TimeSpan(rank, kind, begin, end))
 
-    def finish(self, task: _Task, result: Any, error: Exception | None) -> None:
+    def finish(self, task: SimTask, result: Any, error: Exception | None) -> None:
         handle = task.handle
         handle.finished, handle.result, handle.error = task.clock, result, error
         if error is not None:
@@ -207,7 +233,12 @@ class _Simulation:
             self.busy[place] = task
             self.wake(task, max(task.clock, clock) + self.network.start)
 
-    def ask(self, task: _Task, verb: Verb) -> None:
+    def ask(self, task: SimTask, verb: Verb) -> None:
+        heard = verb if self.attendance is None else self.attendance.hears(task, verb)
+        if heard is not None:
+            self.answer(task, heard)
+
+    def answer(self, task: SimTask, verb: Verb) -> None:
         if isinstance(verb, Shared):
             try:
                 refuse_group(verb, task.rank, self.size)
@@ -250,7 +281,7 @@ class _Simulation:
                 )
         return None
 
-    def compute(self, task: _Task, verb: Compute) -> None:
+    def compute(self, task: SimTask, verb: Compute) -> None:
         self.line(task.rank, "computing", task.clock, task.clock + verb.seconds)
         try:
             answer = verb.work()
@@ -258,14 +289,14 @@ class _Simulation:
             return self.wake(task, task.clock + verb.seconds, error=error)
         return self.wake(task, task.clock + verb.seconds, answer)
 
-    def start(self, task: _Task, program: Program[Any], label: str, step: int, lane: str) -> SimHandle:
+    def start(self, task: SimTask, program: Program[Any], label: str, step: int, lane: str) -> SimHandle:
         handle = SimHandle(label)
         place = task.rank, lane
-        self.queues[place].append(_Task(task.rank, lane, program, handle, step, task.clock))
+        self.queues[place].append(SimTask(task.rank, lane, program, handle, step, task.clock))
         self.next_on(place, task.clock)
         return handle
 
-    def join(self, task: _Task, handle: Handle[Any]) -> None:
+    def join(self, task: SimTask, handle: Handle[Any]) -> None:
         assert isinstance(handle, SimHandle)
         if handle.finished is not None:
             return self.wake(task, handle.finished, handle.result, handle.error)
@@ -273,12 +304,12 @@ class _Simulation:
         handle.waiting.append(task)
         return None
 
-    def meet(self, task: _Task, verb: Collective) -> None:
+    def meet(self, task: SimTask, verb: Collective) -> None:
         """Match a collective with those of the other ranks, in order: the k-th of each rank on one comm thread and group."""
         meetings, ranks = self.meetings[task.lane, verb.among], members(verb, self.size)
         meeting = next((m for m in meetings if task.rank not in m), None)
         if meeting is None:
-            meeting = dict[int, tuple[_Task, Collective]]()
+            meeting = dict[int, tuple[SimTask, Collective]]()
             meetings.append(meeting)
         meeting[task.rank] = task, verb
         task.waits = f"{describe(verb)} of {task.handle.label!r}"
@@ -286,7 +317,7 @@ class _Simulation:
             meetings.remove(meeting)
             self.hold([meeting[r] for r in ranks])
 
-    def hold(self, present: list[tuple[_Task, Collective]]) -> None:
+    def hold(self, present: list[tuple[SimTask, Collective]]) -> None:
         tasks, verbs = [t for t, _ in present], [v for _, v in present]
         ranks = [t.rank for t in tasks]
         wrong = mismatch(verbs, ranks) or _astray(tasks)
@@ -308,7 +339,7 @@ class _Simulation:
         for task, answer in zip(tasks, found, strict=True):
             self.wake(task, began + seconds, answer)
 
-    def send(self, task: _Task, verb: Send) -> None:
+    def send(self, task: SimTask, verb: Send) -> None:
         """Send a message: the sender continues at once, and its node's link is busy until the wire is out."""
         to, network = members(verb, self.size)[verb.to], self.network
         node = network.node_of(task.rank)
@@ -321,7 +352,7 @@ class _Simulation:
             self.link_free[node] = out
         self.line(task.rank, "sending", out - seconds, out)
         self.note(task, verb, seconds)
-        route = _Route(task.rank, to, task.lane, verb.among)
+        route = MessageRoute(task.rank, to, task.lane, verb.among)
         self.mail[route].append((out + latency, verb.wire))
         anybody = route._replace(source=None)
         if route in self.readers:
@@ -330,10 +361,10 @@ class _Simulation:
             self.at(out + latency, partial(self.look, anybody, out + latency))
         self.wake(task, task.clock)
 
-    def receive(self, task: _Task, verb: Receive) -> None:
+    def receive(self, task: SimTask, verb: Receive) -> None:
         ranks = members(verb, self.size)
         source = None if verb.source is None else ranks[verb.source]
-        route = _Route(source, task.rank, task.lane, verb.among)
+        route = MessageRoute(source, task.rank, task.lane, verb.among)
         sender = "any rank" if source is None else f"rank {source}"
         task.waits = f"a message of {verb.length} bytes from {sender}{named(verb.among)}"
         self.note(task, verb, 0.0)
@@ -346,7 +377,7 @@ class _Simulation:
                 self.at(max(arrival, task.clock), partial(self.look, route, max(arrival, task.clock)))
         return None
 
-    def look(self, route: "_Route", clock: float) -> None:
+    def look(self, route: "MessageRoute", clock: float) -> None:
         """Deliver the earliest message that has arrived to a rank that receives from any rank."""
         if route not in self.readers:
             return
@@ -357,7 +388,7 @@ class _Simulation:
             del self.readers[route]
             self.deliver(min(there, key=lambda box: self.mail[box][0][0]), task, verb)
 
-    def deliver(self, route: "_Route", task: _Task, verb: Receive) -> None:
+    def deliver(self, route: "MessageRoute", task: SimTask, verb: Receive) -> None:
         arrival, wire = self.mail[route].popleft()
         source = route.source
         assert source is not None
@@ -367,7 +398,7 @@ class _Simulation:
         wrong = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
         return self.wake(task, arrival, error=PeerError(f"{wrong} (at {task.handle.label!r}, step {task.step})"))
 
-    def claim(self, task: _Task, verb: TakeTicket) -> None:
+    def claim(self, task: SimTask, verb: TakeTicket) -> None:
         counter = verb.name, verb.among
         self.tickets[counter].append(members(verb, self.size).index(task.rank))
         self.drawn_at[counter].append(task.clock)
@@ -390,7 +421,7 @@ class _Simulation:
             holders = TicketHolders.seen(drawn[:count], [max(t - task.clock, 0.0) for t in at[:count]])
             self.wake(task, when + self.network.latency, holders)
 
-    def note(self, task: _Task, verb: Shared, seconds: float) -> None:
+    def note(self, task: SimTask, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
         entry = LedgerEntry(
             task.step,
@@ -406,7 +437,7 @@ class _Simulation:
         )
         self.ledger.note(entry)
 
-    def explain(self, mains: list[_Task]) -> str:
+    def explain(self, mains: list[SimTask]) -> str:
         lines = [
             f"rank {t.rank} waits for {t.waits or 'nothing'}"
             + "".join(
@@ -422,7 +453,7 @@ class _Simulation:
 _Counter = tuple[str, Among]
 
 
-class _Route(NamedTuple):
+class MessageRoute(NamedTuple):
     """Sender, receiver, comm thread and group of a message; `source` is None for a receive from any rank."""
 
     source: int | None
@@ -441,7 +472,7 @@ def _relented(verb: WaitQuorum, asked: float, at: Sequence[float], now: float) -
     return (len(at), now) if due and min(due) <= now else None
 
 
-def _astray(tasks: list[_Task]) -> str:
+def _astray(tasks: list[SimTask]) -> str:
     """Why these tasks are at different buckets or steps; empty if they are not.
 
     Requests of one size can still belong to different buckets or steps, and their sum would be meaningless.

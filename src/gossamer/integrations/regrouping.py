@@ -1,17 +1,54 @@
 """Regrouping: what the ranks that are present say to one another, and do, after one was lost or has come."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from gossamer.core.errors import GossamerError
-from gossamer.core.verbs import Program, all_reduce
+from gossamer.core.verbs import Present, Program, all_reduce
+from gossamer.fabrics.torch.reunion import Reunion
 from gossamer.integrations.handover import Handover, hand_over
 from gossamer.integrations.handshake import tell
+from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
+from gossamer.runtime import Worker
 
-if TYPE_CHECKING:
-    from gossamer.integrations.steps import StepLoop
+
+class ToldResiduals(Protocol):
+    """The members, each of whom tells now and then what it has not sent yet."""
+
+    owes: float
+    wants_to_know: bool
+
+    def owed(self, ranks: list[int]) -> float: ...
+
+
+class MemberFabric(Protocol):
+    """The fabric of a rank, as far as regrouping needs it; without a reunion ranks are never a collective apart."""
+
+    @property
+    def present(self) -> Present: ...
+    @property
+    def members(self) -> ToldResiduals | None: ...
+    @property
+    def reunion(self) -> Reunion | None: ...
+
+
+class Stepping(Protocol):
+    """The steps of a rank that regroups: those of a training loop, or simulated ones."""
+
+    stage: int
+    worker: Worker
+    shared: SharedBuffers
+    model: nn.Module
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]: ...
+    @property
+    def fabric(self) -> MemberFabric: ...
 
 
 class Regrouping:
@@ -22,7 +59,7 @@ class Regrouping:
     the others go on with: then it takes part in the rest.
     """
 
-    def __init__(self, steps: "StepLoop", comes: bool) -> None:
+    def __init__(self, steps: Stepping, comes: bool) -> None:
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
         self._comes, self._life = comes, steps.fabric.present.life
         self.rest = 0  # the stage of the step that others are in, which this rank has to take part in

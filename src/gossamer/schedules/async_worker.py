@@ -49,7 +49,10 @@ class AsyncWorker:
         self._timed = (yield from now()), self._steps
         if self._loop.ranks.present.joins:
             self._number = 0
-            yield from self.surviving(self._meet_the_others)
+            try:
+                yield from self._meet_the_others()
+            except PeerError as failure:
+                yield from self.outlive(failure)  # which meets them; once more, this rank would wait for them alone
         else:
             self._now = yield from self._closing.wait(self._number)
 

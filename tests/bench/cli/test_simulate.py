@@ -72,6 +72,60 @@ def test_a_rank_that_is_lost_makes_all_start_again_from_a_checkpoint(say: Say, t
     assert "after 3 s 4 ranks went on from step 5, and 1 steps were made again" in " ".join(out.split())
 
 
+def test_members_go_on_beside_restarts(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    path.write_text(LOST.replace('"2 s"', '"100 ms"'))
+    long = (
+        *DIGITS[:-3],
+        "200ms",
+        "--rounds",
+        "20",
+        "--free-work",
+        "--events",
+        str(path),
+        "--save-every",
+        "4",
+        "--saving",
+        "100ms",
+    )
+    both = (*long, "--restart", "1s", "--on-loss", "both")
+    restarted, kept = json.loads(say(*both, "--json")[1])
+    assert (restarted["on_loss"], kept["on_loss"]) == ("restart", "members")
+    assert (restarted["changes"], kept["restarts"]) == ([], [])
+    lost, back = kept["changes"]
+    assert (lost["lost"], lost["present"], lost["dropped"], lost["step"]) == ([1], [0, 2, 3], 3, 6)
+    assert (back["came"], back["present"]) == ([1], [0, 1, 2, 3])
+    assert kept["gradients"] == 20 * 4 - (back["step"] - lost["step"])
+    assert restarted["gradients"] == 20 * 4
+    assert kept["steps_an_hour"] == pytest.approx(3600 * 20 / kept["seconds"])
+    code, out, _ = say(*both)
+    words = " ".join(out.split())
+    assert code == 0
+    assert "allreduce: rank 1 lost at " in words
+    assert "3 ranks went on with step 6, and 3 gradients were dropped" in words
+    assert say(*both)[1] == out
+
+
+def test_losses_are_drawn_and_repeat(say: Say) -> None:
+    words = (
+        *DIGITS[:-1],
+        "30",
+        "--free-work",
+        "--events",
+        "random:1",
+        "--losses",
+        "2",
+        "--restart",
+        "0s",
+        "--on-loss",
+        "members",
+    )
+    code, out, _ = say(*words)
+    assert code == 0
+    assert out.count(" is lost, for ") == 2
+    assert say(*words)[1] == out
+
+
 def test_events_of_a_seed_repeat(say: Say) -> None:
     first, second, other = (say(*DIGITS, "--free-work", "--events", f"random:{seed}")[1] for seed in (1, 1, 2))
     assert first == second != other
@@ -96,6 +150,8 @@ def test_a_broken_file_of_events_is_refused(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "10mbit", "--recipe", "no_such"), "no_such"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "random:x"), "takes a whole number, such as random:1, not 'random:x'"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml"), "none.toml cannot be read: No such file"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "random:1", "--losses", "1", "--recipe", "ad_psgd", "--on-loss", "members"), "cannot go on without a lost rank; use every_step()"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml", "--losses", "1"), "--losses 1 is for --events random:SEED; write the losses into none.toml"),
         (("digits", "--rate", "10mbit", "--law", "slow"), "'slow' is no law of computing: write 'constant'"),
         (("digits", "--cluster", "c.toml", "--law", "slow 2"), "--law and --cluster both describe the cluster"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),

@@ -5,7 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import typer
@@ -13,17 +13,21 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
-from gossamer import simulated_restarts
+from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of
+from gossamer.core.verbs import Present
 from gossamer.costs import Cluster
 from gossamer.costs.event_file import random_events, read_events
 from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
+from gossamer.fabrics.sim import TimeSpan
+from gossamer.fabrics.liveness.heartbeat import ranks as numbered
+from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
@@ -31,6 +35,7 @@ from gossamer.planning.work import NoWork, WorkSource
 from gossamer.recipe import Recipe
 from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, train
 
+OnLoss = Literal["restart", "members", "both"]
 POINTS = 20  # of a loss curve that are printed as JSON
 KINDS = ("computing", "coding", "sending", "waiting")
 
@@ -46,12 +51,21 @@ class Simulated(NamedTuple):
     moments: list[float]
     quality: float
     lines: dict[int, list[tuple[str, float, float]]]
-    restarts: list[simulated_restarts.Restart]
+    gradients: int  # steps that count, summed over ranks
+    on_loss: str = ""  # what happens where ranks go or come: "restart" or "members"
+    restarts: Sequence[simulated_restarts.Restart] = ()
+    changes: Sequence[simulated_members.MembersChange] = ()
+    stood: float = 0.0  # seconds of ranks in which members met, handed over, or computed what was dropped
 
     def share(self, kind: str) -> float:
         """The share of the first rank's time that it spends so; sending may overlap with computing."""
         spent = sum(end - begin for what, begin, end in self.lines.get(0, []) if what == kind)
         return spent / self.seconds if self.seconds else 0.0
+
+    @property
+    def hourly(self) -> float:
+        """Steps that count, in an hour of the virtual clock."""
+        return 3600 * self.steps / self.seconds if self.seconds else 0.0
 
 
 def simulate_command(
@@ -84,6 +98,19 @@ def simulate_command(
         str | None,
         typer.Option(help="Seconds from a change of ranks until training goes on; the cluster's by default."),
     ] = None,
+    on_loss: Annotated[
+        OnLoss,
+        typer.Option(
+            help="Where events take ranks away or bring them: all 'restart' from a checkpoint, or the others go on ('members')."
+        ),
+    ] = "restart",
+    losses: Annotated[int, typer.Option(min=0, help="Losses of ranks that 'random:SEED' draws.")] = 0,
+    silence: Annotated[
+        str, typer.Option(help="members(silence=): seconds until a machine that falls silent is missed.")
+    ] = "10s",
+    least: Annotated[
+        int | None, typer.Option(min=1, help="members(least=): ranks with which training begins; those at the start.")
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of a rank and step.")] = 4,
     memory: Annotated[
         str | None, typer.Option(help="Bytes that all ranks may take: '4 GB'; half of what is free.")
@@ -113,28 +140,40 @@ def simulate_command(
         Recipe.of(each)
     model = _cost(task, step, where)
     refuse_beyond_memory(recipes, model, where, _allowed(memory))
-    befalls = Events() if events is None else _events(events, where, rounds, model.computing)
+    befalls = Events() if events is None else _events(events, where, rounds, model.computing, losses)
     work = NoWork() if free_work else work_of(where)
-    restarts = simulated_restarts.Restarts(save_every, _given(saving, where.checkpoint), _given(restart, where.restart))
+    back = _given(restart, where.restart)
+    restarts = simulated_restarts.Restarts(save_every, _given(saving, where.checkpoint), back)
+    times = simulated_members.MemberTimes(silence=seconds(silence), starting=back)
     if befalls.changes_ranks and where.ranks_per_node > 1:
         raise InputError(
             "a host is lost with all its ranks, which is not simulated; give a cluster whose hosts have one rank each"
         )
-    found = [simulated(each, task, rounds, Costs(where, model, work), befalls, restarts) for each in recipes]
+    if on_loss != "restart" and befalls.changes_ranks:
+        for each in recipes:
+            refuse_recipe(Recipe.of(each))
+    costs, found = Costs(where, model, work), list[Simulated]()
+    for each in recipes:
+        if on_loss != "members" or not befalls.changes_ranks:
+            found.append(simulated(each, task, rounds, costs, befalls, restarts))
+        if on_loss != "restart" and befalls.changes_ranks:
+            found.append(with_members(each, task, rounds, costs, befalls, least, times))
     if as_json:
         print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
         return
     _show(found, task, where, befalls)
 
 
-def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float) -> Events:
+def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
     """The events of a file, or drawn by the seed of 'random:SEED'."""
     if not text.startswith("random:"):
+        if losses:
+            raise InputError(f"--losses {losses} is for --events random:SEED; write the losses into {text}")
         return read_events(Path(text), cluster.size)
     seed = text.removeprefix("random:")
     if not seed.isdecimal():
         raise InputError(f"--events random:SEED takes a whole number, such as random:1, not {text!r}")
-    return random_events(int(seed), cluster, rounds, step_seconds)
+    return random_events(int(seed), cluster, rounds, step_seconds, losses)
 
 
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
@@ -184,27 +223,61 @@ def simulated(
             )
 
         run = simulated_restarts.train(crew, size, steps, events, restarts)
-        losses, moments = run.losses, run.moments
-    else:
-        fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
-        run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
-        losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
-        moments = run.moments(steps)
-    lines = defaultdict[int, list[tuple[str, float, float]]](list)
-    for span in run.spans:
-        if span.rank < 16:
-            lines[span.rank].append((span.kind, span.begin, span.end))
+        losses, moments, quality = run.losses, run.moments, task.evaluate(run.replicas[0].model)
+        sent, lines = run.ledger.sent / size, _lines(run.spans)
+        return Simulated(
+            recipe, steps, run.seconds, sent, losses, moments, quality, lines, run.gradients, "restart", run.restarts
+        )
+    fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
+    run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
+    losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+    quality, lines = task.evaluate(fleet[0].model), _lines(run.spans)
+    sent = run.ledger.sent / size
+    return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, steps * size)
+
+
+def with_members(
+    recipe: str,
+    task: workloads.Workload,
+    rounds: int,
+    costs: Costs,
+    events: Events,
+    least: int | None,
+    times: simulated_members.MemberTimes,
+) -> Simulated:
+    """Train one recipe for so many rounds; where ranks go or come, the others go on. A step's samples are cut among those there."""
+    steps, size = rounds * Recipe.of(recipe).schedule.shape.period, costs.cluster.size
+
+    def backward(net: nn.Module, present: Present, step: int) -> float:
+        return _backward(task, len(present.ranks))(net, present.place, step)
+
+    start = simulated_members.starting(recipe, task.model, task.optimizer, size, task.seed)
+    crew = simulated_members.MemberCrew(start, backward, costs.of(recipe, events))
+    run = simulated_members.train(crew, size, steps, events, least, times)
+    quality, lines = task.evaluate(next(iter(run.replicas.values())).model), _lines(run.spans)
     return Simulated(
         recipe,
         steps,
         run.seconds,
         run.ledger.sent / size,
-        losses,
-        moments,
-        task.evaluate(run.replicas[0].model),
-        dict(lines),
-        run.restarts if isinstance(run, simulated_restarts.RestartedRun) else [],
+        run.losses,
+        run.moments,
+        quality,
+        lines,
+        run.gradients,
+        "members",
+        changes=run.changes,
+        stood=run.stood,
     )
+
+
+def _lines(spans: Sequence[TimeSpan]) -> dict[int, list[tuple[str, float, float]]]:
+    """The time lines of the first ranks."""
+    lines = defaultdict[int, list[tuple[str, float, float]]](list)
+    for span in spans:
+        if span.rank < 16:
+            lines[span.rank].append((span.kind, span.begin, span.end))
+    return dict(lines)
 
 
 def _backward(task: workloads.Workload, size: int) -> Backward:
@@ -247,8 +320,9 @@ def _told(run: Simulated) -> dict[str, Any]:
         if (i + 1) % every == 0 or i + 1 == len(run.losses)
     ]
     shares = {kind: run.share(kind) for kind in KINDS}
-    restarts = [restart._asdict() for restart in run.restarts]
-    told = run._asdict() | {"curve": curve, "shares": shares, "restarts": restarts}
+    restarts, changes = [restart._asdict() for restart in run.restarts], [change._asdict() for change in run.changes]
+    told = run._asdict() | {"curve": curve, "shares": shares, "restarts": restarts, "changes": changes}
+    told["steps_an_hour"] = run.hourly
     del told["losses"], told["moments"]
     return told
 
@@ -261,13 +335,15 @@ def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, eve
     )
     for sentence in events.sentences():
         screen.print(escape(f"event: {sentence}"))
-    table = Table("recipe", "steps", "seconds", "a step", "sent a rank", "loss", task.metric, *KINDS)
+    losses = ["on a loss", "steps an hour", "gradients"] if events.changes_ranks else []
+    table = Table("recipe", "steps", "seconds", "a step", *losses, "sent a rank", "loss", task.metric, *KINDS)
     for run in runs:
         table.add_row(
             escape(run.recipe),
             str(run.steps),
             f"{run.seconds:.4g}",
             say_seconds(run.seconds / run.steps),
+            *([run.on_loss, f"{run.hourly:,.0f}", f"{run.gradients:,}"] if losses else []),
             say_size(run.sent),
             f"{run.losses[0]:.3f} to {run.losses[-1]:.3f}",
             f"{run.quality:.3f}",
@@ -277,6 +353,16 @@ def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, eve
     for run in runs:
         for restart in run.restarts:
             screen.print(escape(f"{run.recipe}: {_sentence(restart)}"))
+        for change in run.changes:
+            screen.print(escape(f"{run.recipe}: {_sentence_of(change)}"))
+        if run.changes:
+            dropped, unshared = (sum(each) for each in zip(*((c.dropped, c.unshared) for c in run.changes)))
+            screen.print(
+                escape(
+                    f"{run.recipe}: {dropped} gradients were dropped, and {unshared} steps of lost ranks were in no average; in all "
+                    f"ranks together {say_seconds(run.stood)} were lost so, or stood still"
+                )
+            )
     for run in runs:
         every = max(len(run.losses) // 5, 1)
         points = [*zip(run.moments, run.losses)][every - 1 :: every]
@@ -289,4 +375,16 @@ def _sentence(restart: simulated_restarts.Restart) -> str:
     return (
         f"ranks changed at {restart.clock:.4g} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
         + (f", and {restart.again} steps were made again" if restart.again else "")
+    )
+
+
+def _sentence_of(change: simulated_members.MembersChange) -> str:
+    """One line about members who went or came."""
+    words = {"lost": change.lost, "gone": change.left, "come": change.came}
+    named = ", ".join(f"{numbered([*ranks])} {what}" for what, ranks in words.items() if ranks)
+    stood = say_seconds(change.resumed - change.noticed)
+    return (
+        f"{named or 'nobody is gone'} at {change.clock:.4g} s; noticed at {change.noticed:.4g} s, and after {stood} "
+        f"{len(change.present)} ranks went on with step {change.step}"
+        + (f", and {change.dropped} gradients were dropped" if change.dropped else "")
     )

@@ -20,8 +20,7 @@ from gossamer.runtime import Worker
 
 def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float, scaler: object = None) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
-    if why := _cannot_go_on(recipe):
-        raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
+    refuse_recipe(recipe)
     if not isinstance(recipe.schedule, Elastic):
         _refuse_beside_steps(recipe, nodes, weight, scaler)
     if nodes not in (None, "members"):
@@ -34,6 +33,12 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float,
             "nodes='members' and members of one rank each: leave nodes out, or start each node by a torchrun of its own, with "
             "--nproc-per-node"
         )
+
+
+def refuse_recipe(recipe: Recipe) -> None:
+    """Refuse a recipe that cannot go on without a lost rank."""
+    if why := _cannot_go_on(recipe):
+        raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
 
 
 def _refuse_beside_steps(recipe: Recipe, nodes: object, weight: float, scaler: object) -> None:

@@ -1,0 +1,116 @@
+"""What the simulator computes when a rank dies and comes back is what real processes compute, bit for bit."""
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+from tests.integrations.loops import SEED, SMALL, Awkward, flat, loss_of, same, usual
+from tests.integrations.test_members import Learners, hold, made_by
+from tests.marked import wait_for
+from torch import Tensor, nn
+
+import gossamer
+from gossamer.core.errors import GossamerError
+from gossamer.core.verbs import Present
+from gossamer.costs import from_flags
+from gossamer.costs.events import Absence, Begin, Events
+from gossamer.fabrics.liveness.members import Members
+from gossamer.planning.model_shapes import from_shapes
+from gossamer.planning.work import NoWork
+from gossamer.simulate import costs_on
+from gossamer.simulated_members import MemberCrew, MembersRun, MemberTimes, starting, train
+
+pytestmark = pytest.mark.gang
+
+SIZE, DIES, BACK, END = 3, 5, 8, 12  # ranks; rank 1 dies before it begins step 5, and is let in at the end of step 8
+LOST = 1
+
+
+def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: str, pipe: Connection) -> None:
+    """A user's loop in which the moments of the loss and of the return are made the same on all ranks."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    group, model = gossamer.members(silence), Awkward()
+    optimizer = usual(recipe)(model)
+    try:
+        comm = gossamer.attach(model, optimizer, recipe, group, seed=SEED, deadline=30.0)
+        steps = [comm.step]
+        while comm.step < END:
+            if dies and comm.step + 1 == DIES:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if comm.step + 1 == BACK and len(comm.present) < size:
+                wait_for(lambda: group.is_called, within=30.0)
+            optimizer.zero_grad()
+            loss_of(model, rank, comm.step + 1).backward()
+            optimizer.step()
+            steps.append(comm.step)
+        found = flat(model)
+        dropped = comm.dropped
+        comm.detach()
+        pipe.send((steps, dropped, found.tolist()))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+@pytest.fixture
+def learners() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn)
+
+
+def really(learners: Callable[..., Learners], recipe: str) -> list[tuple[list[int], list[int], list[float]]]:
+    store = hold()
+    ranks, members = learners(SIZE, store.port, recipe, 3.0), Members(store, 0, SIZE)
+    for rank in range(SIZE):
+        ranks.start(rank, dies="dies" if rank == LOST else "")
+    ranks.processes[LOST].join(40.0)
+    wait_for(lambda: members.latest().ranks == (0, 2), 30.0)
+    ranks.start(LOST)
+    outcomes = [ranks.hear(rank) for rank in range(SIZE)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    return outcomes
+
+
+def simulated(recipe: str, seconds: float) -> MembersRun:
+    shapes = {name: tuple(p.shape) for name, p in Awkward().named_parameters()}
+    costs = costs_on(
+        from_flags(nodes=SIZE, rate=1e8), recipe, from_shapes(shapes, 0.1, name="awkward", memory_rate=1e10), NoWork()
+    )
+
+    def backward(model: nn.Module, present: Present, step: int) -> float:
+        loss = loss_of(model, present.ranks[present.place], step)
+        loss.backward()
+        return loss.item()
+
+    crew = MemberCrew(starting(recipe, Awkward, usual(recipe), SIZE, SEED), backward, costs)
+    events = Events(absences=(Absence(LOST, seconds, begin=Begin(step=DIES)),))
+    return train(crew, SIZE, END, events, times=MemberTimes(look=0.0))
+
+
+def models(run: MembersRun) -> list[Tensor]:
+    return [replica.flat() for replica in run.replicas.values()]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "gather(topk(ratio=0.2)) + error_feedback()" + SMALL,
+        "scatter(qsgd(bits=4, bucket=16)) + slowmo(3)" + SMALL,
+        pytest.param("scatter(qsgd(bits=4, bucket=16))" + SMALL, marks=pytest.mark.slow),
+        pytest.param("sgp" + SMALL, marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_dies_and_comes_back_to_the_same_models(learners: Callable[..., Learners], recipe: str) -> None:
+    gone = simulated(recipe, float("inf"))
+    lost_at, middle = gone.changes[0].clock, (gone.moments[BACK - 2] + gone.moments[BACK - 1]) / 2
+    run, real = simulated(recipe, middle - lost_at), really(learners, recipe)
+    assert [change.came for change in run.changes] == [(), (LOST,)]
+    assert run.changes[-1].step == BACK + 1
+    assert real[LOST][0][0] == BACK
+    assert [len(dropped) for _, dropped, _ in real] == [run.dropped // 2, 0, run.dropped // 2]
+    for one, (_, _, found) in zip(models(run), real, strict=True):
+        assert same(one, torch.tensor(found, dtype=torch.float32))
