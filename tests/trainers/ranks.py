@@ -12,6 +12,12 @@ import torch
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# What each trainer says of the models in `scripts/wrappers.py`.
+AVERAGE_THEMSELVES = {
+    "DataParallel": "is wrapped in DataParallel, by which one process trains on several GPUs",
+    "FSDP1": "is sharded by FullyShardedDataParallel, and gossamer averages whole parameters",
+    "DeepSpeed": "is a DeepSpeedEngine, which averages and steps by itself",
+}
 BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.S | re.M)
 
 
@@ -31,9 +37,9 @@ def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
     return python(folder, *TORCHRUN, SCRIPTS / script, folder, *cases, ends=ends)
 
 
-def seen(folder: Path, case: str) -> list[dict[str, Any]]:
+def seen(folder: Path, case: str, ranks: int = 2) -> list[dict[str, Any]]:
     """What each rank saw."""
-    return [torch.load(folder / f"{case}-rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return [torch.load(folder / f"{case}-rank{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 def blocks(page: str, kind: str) -> list[str]:

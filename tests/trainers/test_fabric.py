@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen
 
 pytestmark = [
     pytest.mark.gang,
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
 ]
 
-QUICK = ("strategy", "resumed", "public", "several", "logged", "told")
+QUICK = ("strategy", "resumed", "public", "several", "logged", "told", "counted", "wrapped")
 KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 
 
@@ -71,6 +71,22 @@ def test_a_notice_on_one_rank_lets_all_save_after_the_same_step(folder: Path) ->
     assert 2 <= first["stopped"] == second["stopped"]
     for rank in (first, second):
         assert torch.equal(rank["unbroken"], rank["again"])
+        assert rank["put back"]
+
+
+def test_fabric_sends_nothing_between_rounds(folder: Path) -> None:
+    for rank in seen(folder, "counted"):
+        assert rank["steps"] == [{}] * 9
+        before = rank["sent"][0]
+        assert rank["sent"] == [before] * 7 + [rank["sent"][7]] * 2
+        assert rank["sent"][7] > before
+        assert sum(rank["asked for"].values()) == 1
+
+
+@pytest.mark.parametrize("what", AVERAGE_THEMSELVES)
+def test_what_averages_or_shards_by_itself_is_refused_on_all_ranks(folder: Path, what: str) -> None:
+    for rank in seen(folder, "wrapped"):
+        assert AVERAGE_THEMSELVES[what] in rank[what]
 
 
 def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:
