@@ -21,13 +21,12 @@ STEPS = 8
 RECIPES = [
     "local_sgd(2)",
     "slowmo(2)",
-    "slowmo(2, guard=edit_guard(warmup=1, z=0.5))",  # leaves replicas out
-    "slowmo(2, guard=edit_guard(clip=0.01))",
-    "noloco(2)",  # random pairs
+    "allreduce + slowmo(2, guard=edit_guard(warmup=1, z=0.5))",  # leaves replicas out
+    "allreduce + slowmo(2, guard=edit_guard(clip=0.01))",
+    "allreduce + noloco(2)",  # random pairs
     "sgp",
     "d_psgd",
     "des_loc",
-    "sparta",
 ]
 
 
@@ -67,7 +66,7 @@ def test_each_replica_ends_where_a_whole_model_does(gang3: Gang, gang6: Gang, re
 def by_speed(rank: int, size: int) -> str:
     model = cut(dense(), mesh_of(2))
     with pytest.raises(AttachError) as caught:
-        gossamer.attach(model, sgd(model), "by_speed(local_sgd(4))", deadline=DEADLINE)
+        gossamer.attach(model, sgd(model), "allreduce + by_speed(local_sgd(4))", deadline=DEADLINE)
     return str(caught.value)
 
 

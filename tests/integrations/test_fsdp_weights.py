@@ -61,8 +61,8 @@ def test_replicas_are_weighed_as_whole_models_are(gang2: Gang, gang4: Gang, shar
         torch.testing.assert_close(model, expected, rtol=0, atol=1e-6)
         assert planned == as_planned
     if shares:
-        assert found[0][1][-1] == 9
-        assert found[2][1][-1] == 3
+        assert found[0][1][-1] == 3
+        assert found[2][1][-1] == 9
     (equal, _), _ = gang2.run(equally)
     assert not same(wanted[0][0], equal)
 

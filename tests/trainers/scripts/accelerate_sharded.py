@@ -166,5 +166,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder, *names = sys.argv[1:]
     for name in names:
-        save(Path(folder), name, dist.get_rank(), CASES[name](Path(folder)))
+        told = CASES[name](Path(folder))  # makes the process group
+        save(Path(folder), name, dist.get_rank(), told)
     dist.destroy_process_group()
