@@ -4,6 +4,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,24 @@ AVERAGE_THEMSELVES = {
 BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.S | re.M)
 
 
+def environment() -> dict[str, str]:
+    names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+
+
+@contextmanager
+def started(folder: Path, script: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A script that runs meanwhile; killed in the end, if it has not ended."""
+    with subprocess.Popen([sys.executable, "-W", "ignore", str(script)], cwd=folder, env=environment()) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
 def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
     """Run Python in a folder and return what it printed; `ends=False` for a script that is killed."""
-    names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    env = names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    env = environment()
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     said = f"{' '.join(command)}\nended with {done.returncode} and said:\n{done.stdout}\n{done.stderr}"
