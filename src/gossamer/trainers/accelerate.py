@@ -75,6 +75,14 @@ def refuse_release(version: str) -> None:
 
 refuse_release(accelerate.__version__)
 
+PRIVATE = {"_models": "save_state()", "_optimizers": "save_state()", "_dataloaders": "warnings of dispatched batches"}
+for _name, _use in PRIVATE.items():  # what an accelerator has prepared; it is told by no public name
+    if _name not in accelerate.Accelerator.free_memory.__code__.co_names:
+        raise ImportError(
+            f"accelerators of accelerate {accelerate.__version__} have no attribute {_name!r}, which gossamer's {_use} needs; use "
+            "another release of accelerate, or a newer gossamer"
+        )
+
 
 def attach(
     accelerator: "accelerate.Accelerator",

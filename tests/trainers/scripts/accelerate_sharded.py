@@ -33,7 +33,7 @@ class ShardedLoop:
         fully_shard(model[0], mesh=mesh)  # type: ignore[index]
         fully_shard(model, mesh=mesh)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)
         loader = DataLoader(rows(), batch_size=BATCH // 2)
         if own:
             accelerator.state.distributed_type = DistributedType.FSDP
@@ -86,6 +86,7 @@ def resumed(folder: Path, recipe: str, own: bool) -> dict[str, Any]:
         if step in (SAVED - 2, SAVED):
             first.accelerator.save_state(str(place))
         if step == SAVED:
+            told["rate then"] = first.scheduler.get_last_lr()
             with first.comm.consensus():
                 told["consensus"] = first.whole()
             told["state dict"] = dict(first.accelerator.get_state_dict(first.model))

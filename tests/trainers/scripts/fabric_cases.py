@@ -168,13 +168,13 @@ def told(folder: Path) -> dict[str, Any]:
     """Rank 1 is told to stop after step 2: all save after the same step, and go on from there as if unbroken."""
     before = signal.getsignal(signal.SIGTERM)
     path, unbroken, loop = folder / "saved.ckpt", Loop(Strategy("topk")), Loop(Strategy("topk", notice=60))
-    comm = loop.fabric.strategy.comm
+    comm, during = loop.fabric.strategy.comm, signal.getsignal(signal.SIGTERM)
     while not comm.stopping:
         loop.train(1)
         if comm.step == 2 and RANK == 1:
             os.kill(os.getpid(), signal.SIGTERM)
     loop.fabric.save(path, loop.state)
-    stopped, during = comm.step, signal.getsignal(signal.SIGTERM)
+    stopped = comm.step
     comm.finish()
     put_back = signal.getsignal(signal.SIGTERM) is before is not during
     unbroken.train(stopped + 3)
