@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.gang import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -24,8 +25,9 @@ BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.S | re.M)
 
 
 def environment() -> dict[str, str]:
+    """Scripts that start their ranks themselves would choose a port that the kernel may give to another process meanwhile."""
     names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    return names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "STANDALONE_PORT": str(free_port())}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint
+from tests.gang import free_port
 from tests.trainers.ranks import AVERAGE_THEMSELVES, SCRIPTS, blocks, changed, on_ranks, patched, python, seen
 from torch import Tensor
 
@@ -158,7 +159,16 @@ def test_one_line_changes() -> None:
 def test_the_script_of_the_page_runs_as_its_users_start_it_and_resumes(tmp_path: Path) -> None:
     (stock,), (diff,) = blocks("accelerate.md", "python"), blocks("accelerate.md", "diff")
     (tmp_path / "train.py").write_text(patched(stock, diff))
-    words = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "train.py")
+    words = (
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--main_process_port",
+        str(free_port()),
+        "train.py",
+    )
     launch = ("-m", "accelerate.commands.launch", *words)
     assert python(tmp_path, *launch).count("epoch 0") == 1
     assert [*tmp_path.glob("runs/**/events.out.tfevents*")]
