@@ -15,7 +15,7 @@ from tests.integrations import sharded
 from tests.integrations.loops import DEADLINE, SEED, same, usual
 from tests.integrations.sharded import WIDTHS, batch, cut, dense, full, mesh_of, sgd
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.torch_version import TorchVersion
@@ -295,6 +295,29 @@ def refused(rank: int, size: int, case: str, monkeypatch: pytest.MonkeyPatch) ->
         case "offload before 2.13":
             fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy(pin_memory=False))
             monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
+        case "unequal replicas":
+            parts = [DeviceMesh("cpu", ranks, mesh_dim_names=("shard",)) for ranks in ([0, 1, 2], [3])]
+            groups = [dist.new_group(ranks) for ranks in ([0, 3], [1], [2])]
+            cut(model, parts[rank == 3])
+            options["process_group"] = groups[rank % 3]
+        case "twice":
+            cut(model, mesh)
+            first = gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE)
+            with first, pytest.raises(AttachError) as caught:
+                gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE)
+            return str(caught.value)
+        case "LBFGS":
+            cut(model, mesh)
+            with pytest.raises(AttachError) as caught:
+                gossamer.attach(model, torch.optim.LBFGS(model.parameters()), recipe, deadline=DEADLINE)
+            return str(caught.value)
+        case "adapted later":
+            cut(model, mesh)
+            with gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE):
+                model[0].adapter = nn.Linear(2, 2)
+                with pytest.raises(AttachError) as caught:
+                    model(batch(0, 1)[0]).sum().backward()
+            return str(caught.value)
         case "two nodes":
             cut(model, mesh)
             options["nodes"] = 1
@@ -349,6 +372,10 @@ WORDS = {
     "meta": "parameter '0.weight' is on the meta device: call model.to_empty(device=...)",
     "processors before 2.13": "FSDP2 trains on processors since torch 2.13, and this is 2.12.1",
     "offload before 2.13": "torch 2.12.1 hands out gradients that it is still copying to the processor",
+    "unequal replicas": "ranks with the same shard: 2 on rank(s) 0; 1 on rank(s) 1, 2",
+    "twice": "the model is attached already; call detach() on its communicator first",
+    "LBFGS": "LBFGS computes the gradient several times",
+    "adapted later": "was unfrozen, added, replaced or removed after attach",
     "two nodes": "node: 'node0' on rank(s) 0; 'node1' on rank(s) 1",
     "members": "members() with a model that FSDP2 shards is not supported yet",
     "one rank differs": "not set up alike",

@@ -72,6 +72,22 @@ def test_deepspeed_s_engine_is_refused(gang2: Gang) -> None:
         assert "DeepSpeed" in text
 
 
+def in_threads(rank: int, size: int) -> list[str]:
+    said = list[str]()
+    around, inside = nn.DataParallel(small()), nn.Sequential(nn.DataParallel(small()))
+    for model in (around, inside):
+        with refused(said):
+            gossamer.attach(model, sgd(model), "allreduce", deadline=DEADLINE)
+    return said
+
+
+def test_data_parallel_is_refused_with_the_way_out(gang2: Gang) -> None:
+    for around, inside in gang2.run(in_threads):
+        assert around.startswith("this model is wrapped in DataParallel, by which one process trains on several GPUs")
+        assert inside.startswith("the model's '0' is wrapped in DataParallel")
+        assert "torchrun --nproc-per-node" in around
+
+
 def one_backward(used: nn.Module, attached: nn.Module, recipe: str, said: list[str]) -> None:
     optimizer = sgd(attached)
     with gossamer.attach(attached, optimizer, recipe, deadline=DEADLINE), refused(said):

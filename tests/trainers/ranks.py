@@ -4,21 +4,45 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from tests.gang import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+# What each trainer says of the models in `scripts/wrappers.py`.
+AVERAGE_THEMSELVES = {
+    "DataParallel": "is wrapped in DataParallel, by which one process trains on several GPUs",
+    "FSDP1": "is sharded by FullyShardedDataParallel, and gossamer averages whole parameters",
+    "DeepSpeed": "is a DeepSpeedEngine, which averages and steps by itself",
+}
 BLOCK = re.compile(r"^```(python|diff)\n(.*?)^```", re.S | re.M)
+
+
+def environment() -> dict[str, str]:
+    """Scripts that start their ranks themselves would choose a port that the kernel may give to another process meanwhile."""
+    names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "STANDALONE_PORT": str(free_port())}
+
+
+@contextmanager
+def started(folder: Path, script: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A script that runs meanwhile; killed in the end, if it has not ended."""
+    with subprocess.Popen([sys.executable, "-W", "ignore", str(script)], cwd=folder, env=environment()) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
     """Run Python in a folder and return what it printed; `ends=False` for a script that is killed."""
-    names = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    env = names | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    env = environment()
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     said = f"{' '.join(command)}\nended with {done.returncode} and said:\n{done.stdout}\n{done.stderr}"
@@ -31,9 +55,9 @@ def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
     return python(folder, *TORCHRUN, SCRIPTS / script, folder, *cases, ends=ends)
 
 
-def seen(folder: Path, case: str) -> list[dict[str, Any]]:
+def seen(folder: Path, case: str, ranks: int = 2) -> list[dict[str, Any]]:
     """What each rank saw."""
-    return [torch.load(folder / f"{case}-rank{rank}.pt", weights_only=True) for rank in range(2)]
+    return [torch.load(folder / f"{case}-rank{rank}.pt", weights_only=True) for rank in range(ranks)]
 
 
 def blocks(page: str, kind: str) -> list[str]:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.trainers.ranks import ROOT, blocks, changed, on_ranks, patched, python, seen
+import torch.distributed.checkpoint
+from tests.gang import free_port
+from tests.trainers.ranks import AVERAGE_THEMSELVES, SCRIPTS, blocks, changed, on_ranks, patched, python, seen
 from torch import Tensor
 
 pytestmark = [
@@ -105,6 +107,8 @@ SAID = {
     "no_sync": "AttachError: the model is under no_sync(), as inside of Accelerate's LocalSGD",
     "DEEPSPEED": "AttachError: the accelerator runs DEEPSPEED, which averages and steps by itself",
     "one process": "AttachError: 2 processes were started, but the accelerator takes each for the only one",
+    "LBFGS": "AttachError: LBFGS computes the gradient several times",
+    **AVERAGE_THEMSELVES,
     "FSDP": "AttachError: the accelerator shards with FSDP1, which a recipe does not support",
 }
 
@@ -155,7 +159,16 @@ def test_one_line_changes() -> None:
 def test_the_script_of_the_page_runs_as_its_users_start_it_and_resumes(tmp_path: Path) -> None:
     (stock,), (diff,) = blocks("accelerate.md", "python"), blocks("accelerate.md", "diff")
     (tmp_path / "train.py").write_text(patched(stock, diff))
-    words = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "train.py")
+    words = (
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--main_process_port",
+        str(free_port()),
+        "train.py",
+    )
     launch = ("-m", "accelerate.commands.launch", *words)
     assert python(tmp_path, *launch).count("epoch 0") == 1
     assert [*tmp_path.glob("runs/**/events.out.tfevents*")]
@@ -183,11 +196,74 @@ def check_killed(folder: Path, recipes: list[str], step: int) -> None:
             assert same(whole["weights"][step:], rest["weights"]), recipe
 
 
+FOUR = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+sharded = pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP2 trains on processors since torch 2.13")
+
+
+@sharded
 @pytest.mark.slow
 def test_a_model_that_fsdp2_shards_trains_as_a_dense_one(tmp_path: Path) -> None:
-    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
-    python(tmp_path, *words, ROOT / "tests" / "trainers" / "scripts" / "accelerate_cases.py", tmp_path, "sharded")
+    python(tmp_path, *FOUR, SCRIPTS / "accelerate_cases.py", tmp_path, "sharded")
     for rank in seen(tmp_path, "sharded"):
-        for dense, sharded in zip(rank["dense"], rank["sharded"], strict=True):
-            torch.testing.assert_close(sharded, dense, rtol=0, atol=1e-6)
-        assert "does not save a model that FSDP2 shards" in rank["save_state"]
+        for dense, shards in zip(rank["dense"], rank["sharded"], strict=True):
+            torch.testing.assert_close(shards, dense, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cases of a sharded model: four processes are started once."""
+    folder = tmp_path_factory.mktemp("accelerate_sharded")
+    python(folder, *FOUR, SCRIPTS / "accelerate_sharded.py", folder, *SHARDED, "refused")
+    return folder
+
+
+SHARDED = {"topk": "topk(ratio=0.2) False", "local": "local_sgd(4) False", "own_topk": "topk(ratio=0.2) True", "own_local": "local_sgd(4) True"}  # fmt: skip
+
+
+@sharded
+@pytest.mark.parametrize("case", SHARDED)
+def test_a_sharded_run_goes_on_inside_a_round_by_accelerates_own_calls(shards: Path, case: str) -> None:
+    """Sharded by the script, and as if Accelerate had been told to shard."""
+    for rank in seen(shards, case, ranks=4):
+        assert rank["step"] == 5
+        assert rank["rate"] == rank["rate then"] != [0.02]
+        assert same(rank["unbroken"], rank["resumed"])
+        assert "gossamer" in rank["files"]
+        assert not [
+            name for name in rank["files"] if name.startswith(("model", "pytorch_model", "optimizer", "gossamer-"))
+        ]
+
+
+@sharded
+@pytest.mark.filterwarnings("ignore:torch.distributed is")  # torch's own, of a process alone that loads
+@pytest.mark.parametrize("case", SHARDED)
+def test_the_saved_model_of_a_sharded_run_is_whole_and_the_consensus(shards: Path, case: str) -> None:
+    from safetensors.torch import load_file
+
+    told = seen(shards, case, ranks=4)
+    consensus = told[0]["consensus"]
+    model = torch.nn.Sequential(torch.nn.Linear(7, 9), torch.nn.Tanh(), torch.nn.Linear(9, 3))
+    read = model.state_dict()
+    torch.distributed.checkpoint.load({"model": read}, checkpoint_id=shards / SHARDED[case] / "gossamer")
+    for held in (load_file(shards / f"model {SHARDED[case]}" / "model.safetensors"), told[0]["state dict"], read):
+        assert held.keys() == consensus.keys()
+        assert all(torch.equal(held[name], value) for name, value in consensus.items())
+    assert all(rank["state dict"] == {} for rank in told[1:])
+
+
+@sharded
+def test_shards_that_are_missing_or_of_another_recipe_are_refused_before_anything_changes(shards: Path) -> None:
+    for rank in seen(shards, "refused", ranks=4):
+        assert "CheckpointError: the checkpoint was made with" in rank["other recipe"]
+        assert rank["untouched"]
+        assert "has no .metadata, which is written last" in rank["cut off"]
+        assert "call load_state() before attach" in rank["bare"]
+
+
+@sharded
+def test_a_sharded_run_goes_on_with_another_recipe_on_purpose(shards: Path) -> None:
+    for rank in seen(shards, "refused", ranks=4):
+        assert rank["on purpose"]
+        assert rank["its step"] == 0
+        assert rank["its optimizer"] == {3}
+        assert "but 2 steps were taken already" in rank["too late"]

@@ -1,18 +1,20 @@
 """Fabric with a strategy of gossamer: two ranks under torchrun, which save what they saw."""
 
 import importlib.util
+import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen, started
 
 pytestmark = [
     pytest.mark.gang,
     pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed"),
 ]
 
-QUICK = ("strategy", "resumed", "public", "several", "logged", "told")
+QUICK = ("strategy", "resumed", "public", "several", "logged", "told", "counted", "wrapped")
 KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 
 
@@ -71,6 +73,22 @@ def test_a_notice_on_one_rank_lets_all_save_after_the_same_step(folder: Path) ->
     assert 2 <= first["stopped"] == second["stopped"]
     for rank in (first, second):
         assert torch.equal(rank["unbroken"], rank["again"])
+        assert rank["put back"]
+
+
+def test_fabric_sends_nothing_between_rounds(folder: Path) -> None:
+    for rank in seen(folder, "counted"):
+        assert rank["steps"] == [{}] * 9
+        before = rank["sent"][0]
+        assert rank["sent"] == [before] * 7 + [rank["sent"][7]] * 2
+        assert rank["sent"][7] > before
+        assert sum(rank["asked for"].values()) == 1
+
+
+@pytest.mark.parametrize("what", AVERAGE_THEMSELVES)
+def test_what_averages_or_shards_by_itself_is_refused_on_all_ranks(folder: Path, what: str) -> None:
+    for rank in seen(folder, "wrapped"):
+        assert AVERAGE_THEMSELVES[what] in rank[what]
 
 
 def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:
@@ -82,7 +100,7 @@ def test_metrics_are_in_the_event_files_of_the_loop(folder: Path) -> None:
 
 
 def test_the_page_changes_one_line_and_three_more_for_local_steps() -> None:
-    (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    (stock,), (one, three, _) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
     out, put = changed(one)
     assert out == ['strategy="ddp",']
     assert put == ["from gossamer.trainers.fabric import Strategy", 'strategy=Strategy("topk"),']
@@ -93,7 +111,7 @@ def test_the_page_changes_one_line_and_three_more_for_local_steps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["topk", "local_sgd(4)"])
 def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path, recipe: str) -> None:
-    (stock,), (one, three) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    (stock,), (one, three, _) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
     text = patched(stock, one) if recipe == "topk" else patched(patched(stock, one), three)
     script = tmp_path / "train.py"
     for epochs in (2, 3):
@@ -103,6 +121,26 @@ def test_the_script_of_the_page_trains_and_resumes(tmp_path: Path, recipe: str) 
         python(tmp_path, script)
         saved = torch.load(tmp_path / "runs" / "last.ckpt", weights_only=True)
         assert (saved["epoch"], saved["gossamer"]["step"]) == (epochs, 8 * epochs)
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_saves_and_ends_when_it_is_told(tmp_path: Path) -> None:
+    (stock,), (one, _, notice) = blocks("fabric.md", "python"), blocks("fabric.md", "diff")
+    text = patched(patched(stock, one), notice)
+    script, last = tmp_path / "train.py", tmp_path / "runs" / "last.ckpt"
+    script.write_text(text.replace('state["epoch"] < 2', "True"))  # it ends only if it is told
+    with started(tmp_path, script) as running:
+        while not last.exists():
+            assert running.poll() is None
+            time.sleep(0.1)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=120) == 0
+    saved = torch.load(last, weights_only=True)
+    epoch, step = saved["epoch"], saved["gossamer"]["step"]
+    assert 8 * epoch < step <= 8 * (epoch + 1)
+    script.write_text(text.replace('state["epoch"] < 2', f'state["epoch"] < {epoch + 1}'))
+    python(tmp_path, script)
+    assert torch.load(last, weights_only=True)["gossamer"]["step"] == step + 8
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import TORCHRUN, blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import AVERAGE_THEMSELVES, TORCHRUN, blocks, changed, on_ranks, patched, python, seen
 
 from gossamer.trainers import hf_checks
 
@@ -201,6 +201,7 @@ REFUSED = {
     "n_gpu": "AttachError: one process trains on 2 GPUs with DataParallel, which averages by itself",
     "LBFGS": "LBFGS",
     "lags": "The Trainer's DDP looks for unused parameters unless TrainingArguments(ddp_find_unused_parameters=False)",
+    **AVERAGE_THEMSELVES,
     "LocalSGD": "AttachError: step 1 begins under no_sync() of the DDP model, as inside Accelerate's LocalSGD",
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen
 
 from gossamer.trainers import lightning_shared
 
@@ -127,6 +127,13 @@ def test_what_cannot_train_with_a_recipe_is_refused_on_all_ranks(folder: Path) -
         assert "the callback StochasticWeightAveraging averages each rank's own model" in rank["swa"]
         assert "the callback WeightAveraging averages each rank's own model" in rank["ema"]
         assert "Strategy(..., ddp_comm_hook=) asks DDP to average in another way" in rank["hook"]
+
+
+@installed
+@pytest.mark.parametrize("what", AVERAGE_THEMSELVES)
+def test_what_averages_or_shards_by_itself_is_refused_on_all_ranks(folder: Path, what: str) -> None:
+    for rank in seen(folder, "refused"):
+        assert AVERAGE_THEMSELVES[what] in rank[what]
 
 
 @installed

@@ -62,7 +62,7 @@ class ReadingRank(NamedTuple):
     """For which rank a checkpoint is read."""
 
     rank: int
-    ranks: int  # replicas, of which each may be several ranks
+    ranks: int  # replicas, of which each may be several ranks; 0 to read what belongs to none of them
     shard: int
     shards: int
 

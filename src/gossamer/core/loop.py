@@ -206,7 +206,14 @@ class Ranks(ABC):
 
     @abstractmethod
     def context(self, step: int) -> Context:
-        """The context of this rank at any step, without a loss scale and without a memory."""
+        """The context of this rank at any step, without a loss scale and without a memory.
+
+        It draws the same numbers on all ranks that hold one model together: who meets whom is drawn here.
+        """
+
+    def whole_length(self, length: Tensor) -> Tensor:
+        """The length of a vector of the whole model, of whose part on this rank it is given."""
+        return length
 
 
 class RecordView(ABC):

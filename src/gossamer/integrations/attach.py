@@ -85,7 +85,8 @@ def attach(
     - `deadline`: seconds without an answer after which all other ranks raise an error about the missing rank.
     - `patience`: "alive" waits, after a warning, for a rank that is alive but busy with something else; "work" does not.
     - `weight`: this rank's weight in all averages, such as the number of samples in its batch or shard; only ratios between
-      ranks matter. With batches of n samples each, the weighted mean is the gradient over all samples.
+      ranks matter. With batches of n samples each, the weighted mean is the gradient over all samples. Ranks that hold one
+      model together (FSDP2) have one weight.
     - `buffers`: "average", "broadcast" or "local": how to treat float buffers (BatchNorm statistics). Required where the
       recipe averages parameters.
     - `scaler`: the GradScaler in use, so that memories are free of its scale and skipped steps are counted. Local schedules
@@ -117,6 +118,8 @@ def attach(
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
+    if model in attached:  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
+        raise AttachError("the model is attached already; call detach() on its communicator first")
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
         refuse_members(group, Recipe.of(recipe), nodes, weight, scaler)
@@ -143,10 +146,13 @@ def attach(
             refuse_lengths(plan.recipe, fabric.device)
         return plan._replace(facts={"deadline": deadline, **plan.facts})
 
+    def agreed_in_a_replica(refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        return holds.agreed(refusal, {**facts, "weight": weight, "ranks with the same shard": fabric.size})
+
     try:
         holds.connect(fabric.size, deadline, patience)
         recorder, refusal = recorded(events, fabric, holds.replica)
-        plan = agreed(fabric, "attach", nodes, check_arguments, holds.agreed)
+        plan = agreed(fabric, "attach", nodes, check_arguments, agreed_in_a_replica)
         holds.take_over()
         comes = fabric.present.joins  # to others that are at work
         worker = make_worker(plan, fabric, "attach", model, seed, holds.replica)
@@ -207,8 +213,6 @@ def _plan(
     find_unused: bool,
 ) -> Plan:
     """Check that this rank's arguments fit together."""
-    if model in attached:
-        raise AttachError("the model is attached already; call detach() on its communicator first")
     refuse_model(model)
     optimizers = optimizers_of(optimizer)
     for one in (parsed, *parsed.reached):

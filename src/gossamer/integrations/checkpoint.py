@@ -5,46 +5,37 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.checkpoints import sharded, state
-from gossamer.checkpoints.chunks import Box, Chunk, box_of, is_cut
+from gossamer.checkpoints.chunks import Chunk, box_of, is_cut
 from gossamer.checkpoints.folder import Folder, read, write
-from gossamer.checkpoints.manifest import cut
-from gossamer.checkpoints.tree import ReadingRank, Saved, clear, digest, fill, pack
-from gossamer.core.errors import CheckpointError, PeerError, plainly
+from gossamer.checkpoints.tree import clear, digest, pack
+from gossamer.core.errors import CheckpointError, PeerError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.verbs import Program
-from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.checkpoint_reading import (
+    ORDER,
+    Attached,
+    DataOrder,
+    check_model,
+    check_order,
+    communicator_of,
+    put,
+    size_of,
+    tree_of,
+)
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.held_model import parts_of_parameters
 from gossamer.integrations.saving import LABEL, LANE, Saving, begin, unfinished, written
-from gossamer.runtime import Worker, is_sharded, local_part
-from gossamer.runtime.params import whole_of
+from gossamer.runtime import local_part
 
 __all__ = ["Resumed", "Saving", "load", "read", "resume", "save"]
 
 LIMIT = 2**30  # bytes of a rank's list of tensors
-ORDER = "order"  # where the position in the data is kept
-
-
-class DataOrder(Protocol):
-    """A place in the data, such as a `gossamer.data.Order`."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Attached(Protocol):
-    """A communicator, or the hook of a DDP model."""
-
-    worker: Worker
-    fabric: TorchFabric
-
-    def load_state_dict(self, saved: Any) -> None: ...
 
 
 def save(
@@ -85,7 +76,13 @@ def save(
 
 
 def load(
-    comm: Attached, path: str | Path, key: str = "comm", *, order: DataOrder | None = None, strict: bool = False
+    comm: Attached,
+    path: str | Path,
+    key: str = "comm",
+    *,
+    order: DataOrder | None = None,
+    strict: bool = False,
+    public_only: bool = False,
 ) -> dict[str, Any]:
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
@@ -95,10 +92,15 @@ def load(
     is an error with `strict=True`. From a folder that
     `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
     checkpoint is ever run.
+
+    `public_only=True` goes on with another recipe: from the consensus and the mean of the optimizer states, with memories and
+    steps that begin at zero.
     """
     if isinstance(comm, Communicator):
         comm.settle_saving()
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
+        if public_only:
+            return _load_public(comm, path, key, order)
         return _load(comm, path, key, order, strict)
 
 
@@ -296,63 +298,50 @@ def _load(comm: Attached, path: str | Path, key: str, order: DataOrder | None, s
     def look() -> None:
         nonlocal found, tree
         folder = Folder(path)
-        found = _communicator(folder, f"{key}.", comm, strict)
+        found = communicator_of(folder, f"{key}.", comm, strict)
         if comm.worker.replica.size > 1:  # shards agree before any of them changes
             state.prepare(comm.worker, found)
         shards = sharded.shards_of(folder, f"{key}.")
         first = "own.rank0/contents" if shards == 1 else "own.replica0/shard0/contents"
         if isinstance(comm, Communicator) and first in folder:
-            tree = _tree(folder, int(found[0]["size"]), shards, comm)
-            _check_model(comm.model, tree["model"])
-        if order is not None and ORDER not in tree:
-            raise CheckpointError(
-                f"{path} was saved without an order: call save(..., order=order) too, or load it without `order` and give the data "
-                "another seed, for these samples begin anew"
-            )
+            tree = tree_of(folder, int(found[0]["size"]), shards, comm)
+            check_model(comm.model, tree["model"])
+        check_order(order, tree, path)
 
     _together(comm, look)
     if order is not None:  # before anything else changes: it refuses other samples
         _together(comm, lambda: order.load_state_dict(tree[ORDER]))
     _together(comm, lambda: comm.load_state_dict(found))
     if isinstance(comm, Communicator) and tree:
-        _put(comm, tree)
+        put(comm, tree)
     return tree.get("extra", {})
 
 
-def _tree(folder: Folder, size: int, shards: int, comm: Communicator) -> dict[str, Any]:
-    """Read model, optimizers and extra; what this run shards is cut as it is now."""
-    replica, cut_like = comm.worker.replica, _CutLike(comm)
-    saved = Saved(folder, size, shards, ReadingRank(comm.rank, comm.size, replica.index, replica.size), cut_like.box)
-    return fill(saved.frame(), lambda name: cut_like.whole(name, saved.tensor(name)))
+def _load_public(comm: Attached, path: str | Path, key: str, order: DataOrder | None) -> dict[str, Any]:
+    """Load what belongs to no rank: the consensus, the mean of the optimizer states, the order of the data and `extra`."""
+    tree = dict[str, Any]()
 
+    def look() -> None:
+        folder = Folder(path)
+        if not isinstance(comm, Communicator) or not any(name.startswith("own.") for name in folder):
+            raise CheckpointError(
+                f"public_only=True takes the model and the optimizer from {path}, and needs what gossamer.checkpoint.save() has "
+                "written of a model that gossamer.attach() has attached"
+            )
+        if comm.step:
+            raise CheckpointError(
+                f"public_only=True begins with memories at zero, but {comm.step} steps were taken already: load before the first"
+            )
+        tree.update(tree_of(folder, size_of(folder, f"{key}."), sharded.shards_of(folder, f"{key}."), comm, ranks=0))
+        check_model(comm.model, tree["model"])
+        check_order(order, tree, path)
 
-class _CutLike:
-    """Which tensors of a checkpoint this run shards, and how: as its own model, and the optimizer's state as its parameter."""
-
-    def __init__(self, comm: Communicator) -> None:
-        self._model = comm.model.state_dict()
-        self._params = [[p for group in o.param_groups for p in group["params"]] for o in comm.optimizers]
-        self._found = dict[str, Tensor]()
-
-    def box(self, name: str, shape: tuple[int, ...]) -> Box | None:
-        like = self._like(name)
-        if not isinstance(like, Tensor) or not is_sharded(like) or tuple(like.shape) != shape:
-            return None
-        self._found[name] = like
-        return box_of(like)
-
-    def whole(self, name: str, part: Tensor) -> Tensor:
-        like = self._found.get(name)
-        return part if like is None else whole_of(part.to(like.device), like)
-
-    def _like(self, name: str) -> Any:
-        if name.startswith("model/"):
-            return self._model.get(name.removeprefix("model/"))
-        named = name.split("/")
-        if named[0] != "optimizer" or len(named) != 5 or named[2] != "state":
-            return None
-        params = self._params[int(named[1])] if int(named[1]) < len(self._params) else []
-        return params[int(named[3])] if int(named[3]) < len(params) else None
+    _together(comm, look)
+    if order is not None:
+        _together(comm, lambda: order.load_state_dict(tree[ORDER]))
+    assert isinstance(comm, Communicator)
+    put(comm, tree)
+    return tree.get("extra", {})
 
 
 def _together(comm: Attached, do: Callable[[], None]) -> None:
@@ -365,51 +354,3 @@ def _together(comm: Attached, do: Callable[[], None]) -> None:
     for rank, reply in enumerate(gathered(comm, {"problem": problem[:2000]})):
         if problem or reply["problem"]:
             raise CheckpointError(problem or f"rank {rank}: {reply['problem']}")
-
-
-def _communicator(folder: Folder, prefix: str, comm: Attached, strict: bool) -> list[dict[str, Any]]:
-    """Read the communicator's entries, and only those that this rank needs."""
-    names = [n for n in folder if n.startswith(prefix)]
-    if not names:
-        held = sorted({n.split(".")[0] for n in folder})
-        raise CheckpointError(f"{folder.path} holds nothing under {prefix[:-1]!r}; it was saved under {held}")
-    size = folder.read(f"{prefix}size") if f"{prefix}size" in folder else None
-    if not isinstance(size, int):
-        raise CheckpointError(
-            f"{folder.path} is damaged, or {prefix[:-1]!r} in it is not a communicator: it has no size"
-        )
-    cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.buckets))
-    in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
-    shards = sharded.shards_of(folder, prefix)
-    alone = size == comm.fabric.size and (cut_alike or not in_shards) and shards == comm.worker.replica.size
-    if shards > 1 or comm.worker.replica.size > 1:
-        return sharded.read(folder, prefix, comm.worker, [comm.fabric.rank] if alone else range(size), strict)
-    if alone:  # entries of other ranks are not needed
-        others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
-        names = [n for n in names if not n.startswith(others)]
-    return [{n.removeprefix(prefix): folder.read(n) for n in names}]
-
-
-def _check_model(model: nn.Module, then: Mapping[str, Any]) -> None:
-    """Raise an error if names or shapes differ, before anything is changed."""
-    now = model.state_dict()
-    for name in {**now, **then}:
-        if name not in then or name not in now:
-            where = "the checkpoint" if name not in then else "this model"
-            raise CheckpointError(f"the checkpoint is of another model: {name!r} is missing in {where}")
-        if getattr(now[name], "shape", None) != getattr(then[name], "shape", None):
-            raise CheckpointError(
-                f"the checkpoint is of another model: {name!r} was {list(then[name].shape)}, and is {list(now[name].shape)} now"
-            )
-
-
-def _put(comm: Communicator, tree: Mapping[str, Any]) -> None:
-    """Load model and optimizers from a tree of states."""
-    current = comm.model.state_dict()
-    current.update(tree["model"])
-    comm.model.load_state_dict(current)
-    try:
-        for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
-            optimizer.load_state_dict(state)
-    except (ValueError, KeyError, RuntimeError) as error:
-        raise CheckpointError(f"the checkpoint's optimizer does not fit this one: {plainly(error)}") from None

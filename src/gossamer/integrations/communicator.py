@@ -166,6 +166,9 @@ class Communicator:
 
         Under `members()` all plan anew after ranks were lost or have come.
 
+        Where FSDP2 shards the model, each rank of a replica takes the replica's share, and `samples` are those of one rank of each
+        replica: it is planned by the slowest of its ranks.
+
         Checkpoints do not store the share: store it yourself, and resume with `attach(..., weight=share)`.
         """
         self._follow_present()

@@ -232,7 +232,8 @@ def _refuse_recipe(recipe: Recipe, shards: int) -> None:
                 "onebit_adam"
             )
         shape, traits = one.schedule.shape, {trait for part in one.parts() for trait in part.traits}
-        if shape.is_async or shape.serves or "waits for few" in traits or one.controller.moves_schedule:
+        own_pace = shape.is_async or shape.serves or shape.skips_steps
+        if own_pace or "waits for few" in traits or one.controller.moves_schedule:
             raise AttachError(
                 f"{one} with a model that FSDP2 shards: each shard of a replica would decide for itself which round it is in, and a "
                 "model would be put together of two; use a recipe whose ranks meet at fixed steps"

@@ -11,7 +11,7 @@ from gossamer.core.load_balance import check, planned
 from gossamer.core.verbs import Program, all_gather
 from gossamer.integrations.checks.requirements import WEIGHTED, refuse
 from gossamer.integrations.handshake import agree
-from gossamer.runtime import Worker
+from gossamer.runtime import ReplicaRanks, Worker
 
 EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th
 
@@ -89,10 +89,29 @@ class Stopwatch:
         return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(weight, 1e-9)
 
 
+def _slowest_of_a_replica(
+    replica: ReplicaRanks, samples: int, seconds: float, most: int | None
+) -> tuple[float, int | None]:
+    """What all shards of a replica plan with: the seconds of its slowest rank, and what fits into each of them.
+
+    Else each shard would plan by its own clock, and a model be put together of means of other weights.
+    """
+    if replica.size == 1:
+        return seconds, most
+    slowest, fits, least, greatest = replica.least([-seconds, samples if most is None else most, samples, -samples])
+    if least != -greatest:
+        raise GossamerError(
+            f"comm.share(samples) differs between the ranks of a replica, from {least:g} to {-greatest:g}; pass the same number on all "
+            "ranks"
+        )
+    return -slowest, int(fits)
+
+
 def share_out(worker: Worker, samples: int, seconds: float, most: int | None, now: list[int]) -> Program[list[int]]:
     """Plan the shares of all ranks, the same plan on each; from then on a rank's weight is its share."""
     refusal = None
     try:
+        seconds, most = _slowest_of_a_replica(worker.replica, samples, seconds, most)
         check(samples, seconds, most, worker.size)
         refuse_weights(worker)
     except GossamerError as error:

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from gossamer.core.contracts import Context
 from gossamer.core.events import Presence
 from gossamer.core.loop import Ranks
@@ -45,6 +48,13 @@ class WorkerRanks(Ranks):
 
     def context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))
+
+    def whole_length(self, length: Tensor) -> Tensor:
+        replica = self._worker.replica
+        if replica.size == 1:
+            return length
+        mine = float(length)
+        return torch.full_like(length, replica.total([mine * mine])[0]).sqrt_()
 
 
 def _around_one(weights: Sequence[float]) -> Sequence[float]:

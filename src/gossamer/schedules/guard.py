@@ -69,11 +69,11 @@ class EDiTGuard(Part):
         if not weights[own]:
             moved = [place.empty() for place in loop.buckets]
         means = yield from loop.counting(size * weights[own] / sum(weights)).averages.of(moved)
-        return None if means is None else self._clipped(means)
+        return None if means is None else self._clipped(loop, means)
 
-    def _clipped(self, means: Sequence[Tensor]) -> list[Tensor]:
+    def _clipped(self, loop: Loop, means: Sequence[Tensor]) -> list[Tensor]:
         """The mean, no longer than `clip`; the host need not know its length."""
-        length = _length(means)
+        length = loop.ranks.whole_length(_length(means))
         scale = torch.full_like(length, self.clip).div_(length).clamp_(max=1.0)
         return [mean.mul_(scale.to(mean.dtype)) for mean in means]
 
@@ -106,7 +106,7 @@ class EDiTGuard(Part):
 
     def _tell(self, loop: Loop, moved: Sequence[Tensor]) -> Program[list[float]]:
         """Return the lengths of all ranks' differences; infinite where one is not finite."""
-        wire = _length(moved).view(1).view(torch.uint8)
+        wire = loop.ranks.whole_length(_length(moved)).view(1).view(torch.uint8)
         answers = yield from join((yield from start(all_gather(wire), "guard", loop.step)))
         lengths = read_numbers(*(a.clone().view(torch.float64) for a in answers))
         return [g if isfinite(g) else inf for g in lengths]

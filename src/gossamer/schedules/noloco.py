@@ -1,7 +1,7 @@
 """NoLoCo: DiLoCo in random pairs: after each round a rank averages with one other rank, and none waits for all."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, final
 
 import torch
@@ -92,11 +92,11 @@ class NoLoCo(Schedule):
         if loop.step % self.every:
             return
         models, arrived = loop.parameters(), list[Sequence[Tensor]]()
+        pair = pair_of(loop.ranks.context(loop.step))
         if loop.ranks.size > 1:
-            yield from loop.messages.post(_swap, models)
+            yield from loop.messages.post(partial(_swap, pair), models)
             arrived = yield from loop.messages.collect()
-        outer = OuterStep(self.momentum, self.rate, by_lr=False)
-        source = pair_of(loop.ranks.context(loop.step)).source
+        outer, source = OuterStep(self.momentum, self.rate, by_lr=False), pair.source
         for i, lr in enumerate(loop.optimizer.lrs):
             one = loop.part([i])
             # Both models are let go before the outer step, which needs memory of its own.
@@ -121,10 +121,10 @@ def pair_of(context: Context) -> Peers:
     return Peers((circle[(own + 1) % len(circle)],), (circle[own - 1],), 0.5)
 
 
-def _swap(block: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
-    """Send the model to one rank, and receive that of one."""
+def _swap(pair: Peers, block: Bucket, state: State, context: Context) -> Program[list[Tensor]]:
+    """Send the model to one rank, and receive that of one; shards of a model to and from shards of the same models."""
     wire = block.flat.view(torch.uint8)
-    return deliver([wire], pair_of(context), wire.numel())
+    return deliver([wire], pair, wire.numel())
 
 
 def _moved(one: Loop, own: Tensor, source: Sequence[int], wires: Sequence[Tensor]) -> Tensor:

@@ -2,26 +2,33 @@
 
 Accelerate's DDP stays around the model, but the recipe averages. `accumulate()`, clipping and mixed precision work as before.
 Of an accelerator with an attached model these methods are replaced until `comm.detach()`: `save_state` and `load_state` also save
-and load sidecars, `get_state_dict` (and so `save_model`) returns the consensus, `log` adds gossamer's metrics.
+and load sidecars, `get_state_dict` (and so `save_model`) returns the consensus, `log` adds gossamer's metrics. A model that FSDP2
+shards, and its optimizers, are saved by `gossamer.checkpoint`, in a folder of their own in that of `save_state`.
 """
 
+import contextlib
 import os
 import re
+import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
+from gossamer.integrations import checkpoint
 from gossamer.integrations.attach import attach as attach_model
+from gossamer.integrations.checks.wrappers import optimizer_inside
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
+from gossamer.integrations.held_model import cut_again
 from gossamer.recipe import Recipe
+from gossamer.runtime import is_sharded
 from gossamer.trainers import sidecars
 from gossamer.trainers.logs import TrainerLog
 
@@ -35,6 +42,7 @@ except ImportError as error:
         f"gossamer.trainers.accelerate needs accelerate: pip install 'gossamer[accelerate]' ({error})"
     ) from error
 
+SHARDS = "gossamer"  # in the folder of save_state: a model that FSDP2 shards, and all that ranks hold of it
 PREPARED = "_is_accelerate_prepared"  # Accelerate's mark on what `prepare` returned
 REPLACED = (
     "get_state_dict",
@@ -66,6 +74,14 @@ def refuse_release(version: str) -> None:
 
 
 refuse_release(accelerate.__version__)
+
+PRIVATE = {"_models": "save_state()", "_optimizers": "save_state()", "_dataloaders": "warnings of dispatched batches"}
+for _name, _use in PRIVATE.items():  # what an accelerator has prepared; it is told by no public name
+    if _name not in accelerate.Accelerator.free_memory.__code__.co_names:
+        raise ImportError(
+            f"accelerators of accelerate {accelerate.__version__} have no attribute {_name!r}, which gossamer's {_use} needs; use "
+            "another release of accelerate, or a newer gossamer"
+        )
 
 
 def attach(
@@ -121,29 +137,57 @@ class AttachedAccelerator:
         _attached.discard(self._accelerator)
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return the consensus of the ranks if their models differ now; then all ranks call this together."""
-        stock, comm = self._before["get_state_dict"], self._comm
-        if not self._is(model) or not _may_differ(comm):
-            return stock(model, unwrap)
+        """Return the consensus of the ranks if their models differ now; then all ranks call this together.
+
+        A model that FSDP2 shards is put together on all ranks, and returned on the main process, as Accelerate does it.
+        """
+        comm, of = self._comm, self._before["get_state_dict"]
+        if not self._is(model):
+            return of(model, unwrap)
+        if comm.is_sharded and not self._accelerator.is_fsdp2:
+            of = self._put_together
+        if not _may_differ(comm):
+            return of(model, unwrap)
         with comm.consensus():
-            return {name: value.clone() for name, value in stock(model, unwrap).items()}
+            return {name: value.clone() for name, value in of(model, unwrap).items()}
+
+    def _put_together(self, model: nn.Module, unwrap: bool) -> dict[str, Any]:
+        cut_again(self._comm.model)
+        state = self._before["get_state_dict"](model, unwrap)
+        wholes = {name: _on_host(value) for name, value in state.items()}
+        return wholes if self._accelerator.is_main_process else {}
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Save the public model and all that Accelerate saves, then a sidecar of each rank."""
+        """Save the public model and all that Accelerate saves, then what each rank holds besides."""
+        with self._shards_left_out():
+            place = self._before["save_state"](*args, **kwargs)
+        # Last, for a save that is cut off then has no complete set of them.
         if self._comm.is_sharded:
-            raise CheckpointError(
-                "accelerator.save_state() does not save a model that FSDP2 shards under a recipe, whose shards have memories too: use "
-                "gossamer.checkpoint.save(comm, path) and gossamer.checkpoint.load(comm, path)"
-            )
-        place = self._before["save_state"](*args, **kwargs)
-        sidecars.write(self._comm, self._folder)  # last: a save that is cut off has no complete set of them
+            checkpoint.save(self._comm, self._folder / SHARDS)
+        else:
+            sidecars.write(self._comm, self._folder)
         return place
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
-        """Load what Accelerate has saved, then the sidecars."""
-        self._before["load_state"](*args, **kwargs)
-        sidecars.load(self._comm, self._folder, self._public_only)
+        """Load what Accelerate has saved, and what each rank holds besides."""
+        with self._shards_left_out():
+            self._before["load_state"](*args, **kwargs)
+        if not self._comm.is_sharded:
+            sidecars.load(self._comm, self._folder, self._public_only)
         self._log = TrainerLog(self._comm)  # loading begins its counters anew
+
+    @contextlib.contextmanager
+    def _shards_left_out(self) -> Generator[None, None, None]:
+        """Hide a model that FSDP2 shards, and its optimizers, from Accelerate, which would save the shards of some ranks only."""
+        accelerator: Any = self._accelerator
+        models, optimizers = accelerator._models, accelerator._optimizers
+        if self._comm.is_sharded:
+            accelerator._models = [m for m in models if not self._is(m)]
+            accelerator._optimizers = [o for o in optimizers if optimizer_inside(o) not in self._comm.optimizers]
+        try:
+            yield
+        finally:
+            accelerator._models, accelerator._optimizers = models, optimizers
 
     def log(self, values: Mapping[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
         """Log the values and gossamer's metrics since the last log."""
@@ -178,23 +222,48 @@ class AttachedAccelerator:
         return inside is self._comm.model or inside is self._accelerator.unwrap_model(self._comm.model)
 
     def _before_saving(self, models: Any, weights: Any, folder: str) -> None:
-        """Remove the sidecars of an older save to the same folder before its model is overwritten."""
+        """Remove what an older save left in the same folder before its model is overwritten."""
         self._folder = Path(folder)
         mine = sidecars.name_of(self._comm.rank, self._comm.size)
         for file in self._folder.glob("gossamer-rank*-of-*.pt"):
             if self._accelerator.is_main_process or file.name == mine:
                 file.unlink(missing_ok=True)
+        if self._accelerator.is_main_process:
+            shutil.rmtree(self._folder / SHARDS, ignore_errors=True)
+        if self._comm.is_sharded:
+            checkpoint.gathered(self._comm, {})  # all ranks write into a new folder
 
     def _before_loading(self, models: Any, folder: str) -> None:
-        """Raise the errors of sidecars before anything is changed."""
+        """Raise all errors of gossamer before Accelerate changes anything; what is sharded is loaded here."""
         self._folder = Path(folder)
-        if not self._public_only:
+        if self._comm.is_sharded:
+            self._load_shards(self._folder / SHARDS)
+        elif not self._public_only:
             sidecars.check(self._comm, self._folder)
+
+    def _load_shards(self, folder: Path) -> None:
+        try:
+            checkpoint.load(self._comm, folder, public_only=self._public_only)
+        except CheckpointError as error:
+            if folder.is_dir():
+                raise
+            raise CheckpointError(
+                f"{error}. The checkpoint was saved without gossamer, or of a model that was not sharded, or its save was cut off: load "
+                "the one before it. To go on from a checkpoint of Accelerate alone, call load_state() before attach"
+            ) from None
 
 
 def _may_differ(comm: Communicator) -> bool:
     """True if the ranks' models may differ now, or are not what is judged."""
     return not comm.recipe.is_synced(comm.step) or isinstance(comm.recipe.schedule, TrainsElsewhere)
+
+
+def _on_host(value: Any) -> Any:
+    """A tensor in the host's memory, whole."""
+    if not isinstance(value, Tensor):
+        return value
+    whole: Any = value
+    return (whole.full_tensor() if is_sharded(value) else whole).detach().cpu()
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ DDP stays around the model, but the recipe averages. Fabric's loop is the user's
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
 from gossamer.integrations.communicator import Communicator
+from gossamer.recipe import Recipe
 from gossamer.trainers.lightning_shared import (
     KEY,
     NEEDS,
@@ -38,10 +40,16 @@ class FabricStrategy(WithRecipe, DDPStrategy):
     - `recipe`: as for `gossamer.attach`. Default: the environment variable GOSSAMER_RECIPE.
     - `attach_options`: more arguments of `gossamer.attach`, such as `{"nodes": "hosts", "buffers": "average"}`.
     - `public_only`: resume from the public model alone where a checkpoint has no sidecars; memories then begin at zero.
+    - `notice`: take SIGTERM and SIGUSR1, which come so many seconds before the end, until the recipe ends: the loop asks
+      `strategy.comm.stopping` after each step, on all ranks, and where it is true saves and ends.
     - other options are those of DDPStrategy, such as `find_unused_parameters=True`.
 
     Example: `Fabric(accelerator="cpu", devices=2, strategy=gossamer.trainers.fabric.Strategy("topk"))`
     """
+
+    def __init__(self, recipe: str | Recipe | None = None, *, notice: float | None = None, **options: Any) -> None:
+        super().__init__(recipe, **options)
+        self._notice = notice
 
     # -- what a loop may call ----------------------------------------------------------------------------------------
 
@@ -76,7 +84,16 @@ class FabricStrategy(WithRecipe, DDPStrategy):
             )
         wrapped = self.setup_module(module)
         self._run = self._attached_to(wrapped, optimizers, self.precision)
+        if self._notice is not None:
+            self._watch(self._run.comm, self._notice)
         return wrapped, optimizers, scheduler
+
+    @staticmethod
+    def _watch(comm: Communicator, seconds: float) -> None:
+        """Take the signals until the communicator is detached."""
+        watching = contextlib.ExitStack()
+        watching.enter_context(comm.leaving_at(seconds))
+        comm._handles.append(SimpleNamespace(remove=watching.close))
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Refuse an optimizer without its model."""

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 fabric_cases.py FOLDER CASE...
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.loggers import TensorBoardLogger
 from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
+from wrappers import WRAPPERS
 
 from gossamer.trainers.fabric import Strategy
 
@@ -164,26 +166,80 @@ def logged(folder: Path) -> dict[str, Any]:
 
 def told(folder: Path) -> dict[str, Any]:
     """Rank 1 is told to stop after step 2: all save after the same step, and go on from there as if unbroken."""
-    path, unbroken, loop = folder / "saved.ckpt", Loop(Strategy("topk")), Loop(Strategy("topk"))
-    comm = loop.fabric.strategy.comm
-    with comm.leaving_at(seconds=60):
-        while not comm.stopping:
-            loop.train(1)
-            if comm.step == 2 and RANK == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-        loop.fabric.save(path, loop.state)
+    before = signal.getsignal(signal.SIGTERM)
+    path, unbroken, loop = folder / "saved.ckpt", Loop(Strategy("topk")), Loop(Strategy("topk", notice=60))
+    comm, during = loop.fabric.strategy.comm, signal.getsignal(signal.SIGTERM)
+    while not comm.stopping:
+        loop.train(1)
+        if comm.step == 2 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+    loop.fabric.save(path, loop.state)
     stopped = comm.step
     comm.finish()
+    put_back = signal.getsignal(signal.SIGTERM) is before is not during
     unbroken.train(stopped + 3)
     unbroken.fabric.strategy.comm.finish()
     again = Loop(Strategy("topk"))
     again.fabric.load(path, again.state)
     again.train(3)
     again.fabric.strategy.comm.finish()
-    return {"stopped": stopped, "unbroken": flat(unbroken.plain), "again": flat(again.plain)}
+    return {
+        "stopped": stopped,
+        "put back": put_back,
+        "unbroken": flat(unbroken.plain),
+        "again": flat(again.plain),
+    }
 
 
-CASES = {f.__name__: f for f in (strategy, resumed, public, several, logged, told)}
+def counted(folder: Path) -> dict[str, Any]:
+    """`local_sgd(8)`: what the loop of Fabric sends in each step, and what the recipe does."""
+    names = (
+        "all_reduce",
+        "broadcast",
+        "all_gather",
+        "all_gather_into_tensor",
+        "barrier",
+        "broadcast_object_list",
+        "reduce",
+    )
+    was, calls, steps, sent = {name: getattr(dist, name) for name in names}, Counter[str](), list[dict[str, int]](), []
+    loop = Loop(Strategy("local_sgd(8)"))
+
+    def counting(name: str) -> Any:
+        def call(*args: Any, group: Any = None, **given: Any) -> Any:
+            calls[name] += group is None or group is dist.group.WORLD
+            return was[name](*args, group=group, **given)
+
+        return call
+
+    for name in names:
+        setattr(dist, name, counting(name))
+    for _ in range(9):
+        loop.train(1)
+        steps.append({name: count for name, count in calls.items() if count})
+        sent.append(loop.fabric.strategy.comm.ledger.sent)
+        calls.clear()
+    loop.fabric.barrier()
+    asked = dict(calls)
+    for name, call in was.items():
+        setattr(dist, name, call)
+    loop.fabric.strategy.comm.finish()
+    return {"steps": steps, "sent": sent, "asked for": asked}
+
+
+def wrapped(folder: Path) -> dict[str, str]:
+    """Models that something else averages or shards."""
+
+    def refused(kind: Any) -> str:
+        fabric = Fabric(accelerator="cpu", devices=2, strategy=Strategy("topk"))
+        fabric.launch()
+        model = kind(model_of())
+        return error_of(fabric.setup, model, optimizer_of(model))
+
+    return {name: refused(kind) for name, kind in WRAPPERS.items()}
+
+
+CASES = {f.__name__: f for f in (strategy, resumed, public, several, logged, told, counted, wrapped)}
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -19,6 +19,7 @@ import transformers
 from hf_model import Tokens, flat, forget_after, gpt, trainer_of
 from torch import nn
 from transformers import GPT2LMHeadModel, Trainer, TrainerCallback
+from wrappers import WRAPPERS
 
 from gossamer.trainers import hf
 
@@ -264,6 +265,10 @@ def refused(folder: Path) -> dict[str, Any]:
     )
     hf.use(searching, "topk")
     out["LBFGS"] = error_of(searching.train)
+    for name, kind in WRAPPERS.items():
+        holder = gpt()
+        holder.transformer.h[0] = kind(holder.transformer.h[0])
+        out[name] = error_of(trained, folder, "topk", model=holder)
     out["lags"] = error_of(trained, folder, "allreduce + delayed()")
     out["LocalSGD"] = error_of(trained, folder, "local_sgd(4)", AroundLocalSGD())
     out["still trains"] = flat(trained(folder, "topk", max_steps=2).model)

@@ -27,6 +27,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_model import ManualRegressor, Regressor, flat, trainer_of
+from wrappers import WRAPPERS
 
 from gossamer.trainers.lightning import Strategy
 
@@ -186,6 +187,12 @@ class Two(ManualRegressor):
         return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.inner, self.outer)]
 
 
+class Wrapped(Regressor):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.inner = kind(self.inner)
+
+
 def refused(folder: Path) -> dict[str, Any]:
     def fit(model: pl.LightningModule, *callbacks: Callback) -> str:
         options = {"gradient_clip_val": None, "accumulate_grad_batches": 1}
@@ -197,6 +204,7 @@ def refused(folder: Path) -> dict[str, Any]:
         "swa": fit(Regressor(), StochasticWeightAveraging(swa_lrs=0.01)),
         "ema": fit(Regressor(), WeightAveraging()),
         "hook": error_of(Strategy, "topk", ddp_comm_hook=print),
+        **{name: fit(Wrapped(kind)) for name, kind in WRAPPERS.items()},
     }
 
 

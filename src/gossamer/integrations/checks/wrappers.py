@@ -14,6 +14,7 @@ from gossamer.integrations.checks.introspection import kind_names, living
 from gossamer.recipe import Recipe
 
 DDP, FSDP, FSDP2, DEEPSPEED = "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"
+DATA_PARALLEL = "DataParallel"
 OUT_OF_DDP = "attach the DDP model itself, gossamer.attach(ddp_model, optimizer, recipe), or register it: gossamer.ddp.register(ddp_model, recipe)"
 LOOKS = (1, 2, 16)  # backward passes after attach at which to search for wrappers
 
@@ -54,6 +55,11 @@ def refuse_model(model: nn.Module) -> None:
         if DDP in kinds:
             raise AttachError(
                 f"{where} is wrapped in DistributedDataParallel, which would average it a second time: {OUT_OF_DDP}"
+            )
+        if DATA_PARALLEL in kinds:
+            raise AttachError(
+                f"{where} is wrapped in DataParallel, by which one process trains on several GPUs in threads: start one process per GPU, "
+                "with torchrun --nproc-per-node, and attach the plain model"
             )
         if DEEPSPEED in kinds:
             raise AttachError(
