@@ -15,11 +15,13 @@ from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.core.verbs import MembersChanged
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.liveness.departure import Departure
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.metrics import Told
+from gossamer.integrations.parting import Parting
 from gossamer.integrations.saving import Saving
 from gossamer.integrations.shard_group import ShardGroup
 from gossamer.integrations.steps import StepLoop
@@ -50,7 +52,7 @@ class Communicator:
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._notice: Notice | None = None  # inside of `leaving_at`, and after it
+        self._notice: Notice | Departure | None = None  # inside of `leaving_at`, and after it
         self._notice_seconds = 0.0
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
@@ -289,14 +291,12 @@ class Communicator:
     def leaving_at(self, seconds: float) -> Generator[None, None, None]:
         """Take SIGTERM and SIGUSR1 as a notice: `stopping` becomes true on all ranks; `seconds` is what the platform gives.
 
+        Under `members()` it becomes true on the rank that was told, once it has left and the others have what it owed.
+
         For example 120 on spot machines, or what `--signal=USR1@120` says under Slurm. Enter it on all ranks, around the loop:
         `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
         A warning says if a save takes longer than the notice.
         """
-        if self.fabric.members is not None:
-            raise AttachError(
-                "comm.leaving_at() under members() is not supported yet: save often, and start again from there"
-            )
         if self._notice is not None:
             raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
         if not seconds > 0:
@@ -306,8 +306,15 @@ class Communicator:
         with self._notice.on_signals():
             yield
 
-    def _watch_for_notice(self) -> Notice:
-        shards = self.worker.replica
+    def _watch_for_notice(self) -> Notice | Departure:
+        shards, parting = self.worker.replica, self._parting
+        if parting is not None:
+            return parting.departure
+        if self.fabric.members is not None:
+            raise AttachError(
+                f"comm.leaving_at() under members() with {self.recipe}: its ranks step at their own pace, and this is not supported yet: "
+                "end the loop and call comm.detach(); what it learned since it was merged last is lost, and counted"
+            )
         if not isinstance(shards, ShardGroup):
             return self.fabric.watch_for_notice()
         return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
@@ -316,9 +323,26 @@ class Communicator:
     def stopping(self) -> bool:
         """True after the step after which all ranks stop, since one of them was told to; see `leaving_at`.
 
-        Ask on all ranks after the same steps. While nobody is told it asks nobody.
+        Ask on all ranks after the same steps. While nobody is told it asks nobody. Under `members()` only for this rank.
         """
-        return self._notice is not None and self._notice.may_stop(self.step)
+        if isinstance(self._notice, Notice):
+            return self._notice.may_stop(self.step)
+        return self._parting is not None and self._parting.is_over
+
+    @property
+    def has_left(self) -> bool:
+        """True if this rank was told to leave `members()`, and the others have what it owed and go on; see `leaving_at`."""
+        return self._parting is not None and self._parting.has_left
+
+    @property
+    def members_just_came(self) -> bool:
+        """True if ranks have come to `members()` since the last step; they are about to take the next one."""
+        regrouping = self._steps.regrouping
+        return regrouping is not None and regrouping.came_before == self.worker.step
+
+    @property
+    def _parting(self) -> Parting | None:
+        return None if self._steps.regrouping is None else self._steps.regrouping.parting
 
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
@@ -344,6 +368,8 @@ class Communicator:
     @property
     def _may_differ_from_the_consensus(self) -> bool:
         """True if the model may differ from the consensus; also with one rank, if a schedule trains another model."""
+        if self.has_left:  # its model was the consensus when it left
+            return False
         schedule = self.recipe.schedule
         return (
             self.size > 1

@@ -6,8 +6,10 @@ import torch
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Program, all_reduce
+from gossamer.fabrics.liveness.departure import Departure
 from gossamer.integrations.handover import Handover, hand_over
 from gossamer.integrations.handshake import tell
+from gossamer.integrations.parting import Parting
 from gossamer.kernels.finite import all_finite
 
 if TYPE_CHECKING:
@@ -30,20 +32,27 @@ class Regrouping:
         self._mixes = outlasts == "models"
         self._worker.averaging.keeps = outlasts == "round"
         self._reunion = self._fabric.reunion
-        if self._reunion is not None:
+        self.parting: Parting | None = None
+        self.came_before = 0  # the step before which ranks last came
+        if self._reunion is not None and self._fabric.members is not None:
             self._reunion.opens(self.meet)
+            self.parting = Parting(steps, Departure(self._fabric.members))
 
     def join_in(self) -> None:
         if self._reunion is not None:
             self._reunion.join_in()
 
     def between_steps(self) -> None:
-        """Tell what this rank owes, and let in ranks that have come."""
+        """Tell what this rank owes, part from ranks that leave, and let in ranks that have come."""
         members = self._fabric.members
         if self._reunion is None or members is None:
             return
         if members.wants_to_know:
             members.owes, members.wants_to_know = self._worker.residual_norm(), False
+        if self.parting is not None:
+            self.parting.after_step()
+            if self.parting.has_left:
+                return
         self._reunion.admit()
 
     def meet(self) -> Program[None]:
@@ -73,15 +82,22 @@ class Regrouping:
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
         worker.averaging.renews = True
         self._steps.shared.members_changed(takes[worker.rank])
+        if len(at_work) < len(everyone):
+            self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = False, present.life
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
         worker, members = self._worker, self._fabric.members
-        lost = worker.ranks.present.without(self._fabric.present)
-        if lost and not comes and members is not None:
-            worker.record.lost_residual += members.owed(lost)
-        worker.ranks.renumber(self._fabric.present)
+        gone, lives = worker.ranks.present.without(self._fabric.present), dict[int, int]()
+        lives |= zip(worker.ranks.present.ranks, worker.ranks.present.lives)
+        left = [] if members is None else [r for r in gone if (r, lives[r]) in members.parted]
+        lost = [r for r in gone if r not in left]
+        if members is not None:
+            members.parted.clear()
+            if lost and not comes:
+                worker.record.lost_residual += members.owed(lost)
+        worker.ranks.renumber(self._fabric.present, left)
 
     def _average_models(self, everyone: list[dict[str, Any]], takes: list[bool]) -> Program[None]:
         """One exact average of the models, after which every rank has the weight 1; all go on with the same step."""

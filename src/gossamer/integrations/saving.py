@@ -57,6 +57,13 @@ def begin(fabric: TorchFabric, path: str | Path, program: Program[None], step: i
     return Saving(path, lambda: fabric.join(handle), handle.done)
 
 
+def run_to_its_end(fabric: TorchFabric, program: Program[None], step: int) -> None:
+    """Write on the comm thread of all else, as one task: where a rank dies meanwhile, it is complete on all others, or on none."""
+    failure = fabric.join(fabric.start(_returning(program), LABEL, step))
+    if failure is not None:
+        raise failure
+
+
 def _returning(program: Program[None]) -> Program[CheckpointError | None]:
     """Return a CheckpointError instead of raising it, which would end the comm thread: the next save may succeed."""
     try:

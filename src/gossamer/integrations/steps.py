@@ -89,6 +89,8 @@ class StepLoop:
 
     def begin(self) -> bool:
         """Run the schedule up to the optimizer step; False if the members have changed, and the step is dropped."""
+        if self.regrouping is not None and self.regrouping.parting is not None:
+            self.regrouping.parting.refuse_after_leaving()
         if not self.averages_gradients:  # else backward has done this
             self.follow()
             self.ask_for_buffers()

@@ -90,6 +90,9 @@ class Members:
         # The norm of what this rank has not sent yet. Its heartbeat tells it, for the case that it is lost.
         self.owes = 0.0
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
+        self.each_beat: Callable[[bool], None] | None = None  # called after each heartbeat; with True once a second
+        self.parted = set[tuple[int, int]]()  # ranks and lives that have handed over what they owed, of this generation
+        self._leavers = frozenset[int]()  # ranks that this generation ends without: nobody looks for their heartbeats
         self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
@@ -233,8 +236,14 @@ class Members:
         beats = self.beats()
         return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
+    def go_on_without(self, leavers: Collection[int]) -> None:
+        """The next regroup of this generation is without these ranks, which have said that they leave."""
+        self._leavers = frozenset(leavers)
+
     def _leave_out(self, failure: Exception) -> None:
-        moving = self.seats.moving(self.epoch.ranks)
+        leavers, self._leavers = self._leavers, frozenset[int]()
+        moving = self.seats.moving([r for r in self.epoch.ranks if r not in leavers])
+        moving = {rank: life for rank, life in moving.items() if rank not in leavers}
         self._refuse_alone(moving)
         moving[self.rank] = self.life
         if moving == self.epoch.living:
@@ -293,6 +302,8 @@ class Members:
                 self._beat(count)
                 if count % 10 == 0:
                     heard = self._watch(heard)
+                if self.each_beat is not None:
+                    self.each_beat(count % 10 == 0)
             except RuntimeError as error:
                 self.lost = str(error)
                 return
