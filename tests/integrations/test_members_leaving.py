@@ -104,7 +104,7 @@ class Crew:
         return [self.outcome(rank) for rank in ranks]
 
 
-QUICK = ["gather(topk(0.02)) + error_feedback()", "local_sgd(50)", "sgp"]
+QUICK = ["gather(topk(0.02)) + error_feedback()", "local_sgd(50)", "sgp", "decoupled_diloco(8)"]
 LONG = [
     "allreduce",
     "qsgd",
@@ -117,6 +117,8 @@ LONG = [
     "sparse_loco(30)",
     "allreduce + gossip(symmetric())",
     "osgp",
+    "decoupled_diloco(12)",
+    "gather(topk(0.1)) + error_feedback() + quorum_rounds(12, quorum=2, fragments=2)",
 ]
 
 

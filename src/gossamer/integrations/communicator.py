@@ -15,13 +15,12 @@ from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.core.verbs import MembersChanged
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.liveness.departure import Departure
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.metrics import Told
-from gossamer.integrations.parting import Parting
 from gossamer.integrations.saving import Saving
 from gossamer.integrations.shard_group import ShardGroup
 from gossamer.integrations.steps import StepLoop
@@ -52,7 +51,7 @@ class Communicator:
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._notice: Notice | Departure | None = None  # inside of `leaving_at`, and after it
+        self._notice: Notice | OwnNotice | None = None  # inside of `leaving_at`, and after it
         self._notice_seconds = 0.0
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
@@ -306,15 +305,11 @@ class Communicator:
         with self._notice.on_signals():
             yield
 
-    def _watch_for_notice(self) -> Notice | Departure:
-        shards, parting = self.worker.replica, self._parting
+    def _watch_for_notice(self) -> Notice | OwnNotice:
+        shards, parting = self.worker.replica, self._steps.parting
         if parting is not None:
-            return parting.departure
-        if self.fabric.members is not None:
-            raise AttachError(
-                f"comm.leaving_at() under members() with {self.recipe}: its ranks step at their own pace, and this is not supported yet: "
-                "end the loop and call comm.detach(); what it learned since it was merged last is lost, and counted"
-            )
+            parting.refuse_nodes()
+            return parting.notice
         if not isinstance(shards, ShardGroup):
             return self.fabric.watch_for_notice()
         return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
@@ -327,22 +322,18 @@ class Communicator:
         """
         if isinstance(self._notice, Notice):
             return self._notice.may_stop(self.step)
-        return self._parting is not None and self._parting.is_over
+        return self._steps.parting is not None and self._steps.parting.is_over
 
     @property
     def has_left(self) -> bool:
         """True if this rank was told to leave `members()`, and the others have what it owed and go on; see `leaving_at`."""
-        return self._parting is not None and self._parting.has_left
+        return self._steps.parting is not None and self._steps.parting.has_left
 
     @property
     def members_just_came(self) -> bool:
         """True if ranks have come to `members()` since the last step; they are about to take the next one."""
         regrouping = self._steps.regrouping
         return regrouping is not None and regrouping.came_before == self.worker.step
-
-    @property
-    def _parting(self) -> Parting | None:
-        return None if self._steps.regrouping is None else self._steps.regrouping.parting
 
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""

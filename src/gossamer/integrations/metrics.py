@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.liveness.departure import Departure
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations.checks.elastic_checks import tell
 from gossamer.integrations.run_events import RunEvents, held_out_line
@@ -71,7 +71,7 @@ class Meter:
             self.events = events
             events.attached(self.worker)
 
-    def watch(self, notice: Notice | Departure) -> None:
+    def watch(self, notice: Notice | OwnNotice) -> None:
         """Write into the events of this process that it was told to stop, once it is."""
         if self.events is not None:
             self.events.notice = notice

@@ -1,5 +1,6 @@
 """Parting: members that were told to leave hand over what they owe, and the others go on without them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
@@ -7,54 +8,42 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
-from gossamer.core.schedule import Share
+from gossamer.core.schedule import Elastic, Share
 from gossamer.core.verbs import MembersChanged, Program, all_reduce
-from gossamer.fabrics.liveness.departure import Departure
+from gossamer.fabrics.liveness.departure import Departure, OwnNotice
+from gossamer.fabrics.liveness.members import Members
 from gossamer.integrations.handshake import tell
 from gossamer.kernels.finite import all_finite
-from gossamer.runtime.debts import Debts, debts_of, let_go, summed, take_on
 
 if TYPE_CHECKING:
     from gossamer.integrations.steps import StepLoop
 
 
-@final
-class Parting:
-    """What a rank does about leaving after each step, under recipes that all ranks step together in, or gossip.
+class Parting(ABC):
+    """What a rank does about leaving after each of its steps."""
 
-    All ranks run one program on the comm thread. Everything that changes is kept until a last sum has come: then it is changed on
-    all, for whoever has that sum gives it to those who have not (`fabrics/torch/last_collective.py`). A second sum tells those who
-    leave that the others have the first. So what is owed is never on both sides, nor on none.
-    """
-
-    def __init__(self, steps: "StepLoop", departure: Departure) -> None:
-        self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
-        self.departure = departure
+    def __init__(self, steps: "StepLoop") -> None:
+        self._worker, self._fabric = steps.worker, steps.fabric
+        self.notice = OwnNotice()
         self.is_over = False  # True once this rank has nothing left to do but to end
-        self.has_left = False  # True if the others go on without it; False where all leave together
+        self.has_left = False  # True if the others go on without it; False where nobody does
 
     def after_step(self) -> None:
-        """Leave, or go on without those who do, if it is agreed that ranks leave after this step."""
-        worker, done = self._worker, self._worker.step - 1
-        if self.is_over or not self.departure.is_due(done):
+        """Leave, or go on without those who do, if it is time."""
+        if self.is_over or not self._is_due():
             return
-        told = self.departure.received is not None
-        if worker.size == 1:
-            self.is_over = told
-            return
-        try:
-            with self._fabric.during("leaving", done):
-                self._fabric.run(worker.quiesce())
-            leavers = self._fabric.join(self._fabric.start(self._part(told), "leaving", done))
-        except MembersChanged:
-            return  # those who are left have met already, and agree anew
-        if len(leavers) == worker.size:
-            self.is_over = True
-        elif told:
-            self.is_over = self.has_left = True
+        told = self.notice.received is not None
+        self.is_over, self.has_left = self._leave(told) if self._worker.size > 1 else (told, False)
+        if self.has_left:
             self._fabric.close()
-        elif leavers and self._fabric.reunion is not None:
-            self._fabric.reunion.part_from([worker.ranks.present.ranks[i] for i in leavers])
+
+    @abstractmethod
+    def _is_due(self) -> bool:
+        """True if some rank leaves after this step."""
+
+    @abstractmethod
+    def _leave(self, told: bool) -> tuple[bool, bool]:
+        """Hand over, or take on, what is owed: is it over for this rank, and has it left others that go on?"""
 
     def refuse_after_leaving(self) -> None:
         if self.has_left:
@@ -63,22 +52,63 @@ class Parting:
                 "the loop when `comm.stopping` is true"
             )
 
+    def refuse_nodes(self) -> None:
+        members = self._fabric.members
+        if members is not None and members.node.size > 1:
+            raise AttachError(
+                "comm.leaving_at() where members are nodes of several ranks is not supported yet: a rank cannot leave alone; end the "
+                "node's torchrun, and the others go on without what its ranks have learned since they were merged last"
+            )
+
+
+@final
+class PartingTogether(Parting):
+    """Under recipes that all ranks step together in, or gossip: they agree on a step, after which those who were told leave.
+
+    All ranks run one program on the comm thread. Everything that changes is kept until a last sum has come: then it is changed on
+    all, for whoever has that sum gives it to those who have not (`fabrics/torch/last_collective.py`). A second sum tells those who
+    leave that the others have the first. So what is owed is never on both sides, nor on none.
+    """
+
+    def __init__(self, steps: "StepLoop", members: Members) -> None:
+        super().__init__(steps)
+        self._members, self._departure = members, Departure(members, self.notice)
+
+    def _is_due(self) -> bool:
+        return self._departure.is_due(self._worker.step - 1)
+
+    def _leave(self, told: bool) -> tuple[bool, bool]:
+        worker, reunion, done = self._worker, self._fabric.reunion, self._worker.step - 1
+        try:
+            with self._fabric.during("leaving", done):
+                self._fabric.run(worker.quiesce())
+            leavers = self._fabric.join(self._fabric.start(self._part(told), "leaving", done))
+        except MembersChanged:
+            return False, False  # those who are left have met already, and agree anew
+        if leavers and not told and reunion is not None:
+            reunion.part_from([worker.ranks.present.ranks[i] for i in leavers])
+        return told, told and len(leavers) < worker.size
+
     # -- on the comm thread ------------------------------------------------------------------------------------------------
 
     def _part(self, told: bool) -> Program[list[int]]:
         """Hand over what those who leave owe; returns their places. Nothing is handed over where all leave, who can save together."""
         worker = self._worker
-        mine = debts_of(worker) if told else None
-        facts = {"leaves": told, "owes": [[*debt] for debt in mine or []]}
+        debts = worker.loop.debts
+        facts = {"leaves": told, "owes": debts.keys() if told else []}
         everyone: list[dict[str, Any]] = yield from tell(facts, worker.device)
         leavers = [i for i, each in enumerate(everyone) if each["leaves"]]
         if not leavers or len(leavers) == worker.size:
             return leavers
         models = yield from self._agreed_models()
         keys = zip(*(everyone[i]["owes"] for i in leavers), strict=True)  # by bucket
-        owed = yield from summed(worker, mine, [sorted({key for its in each for key in its}) for each in keys])
+        owed = yield from debts.summed(told, [sorted({key for its in each for key in its}) for each in keys])
         yield from all_reduce(torch.ones(1, dtype=torch.float32, device=worker.device))
-        self._change(models, owed, leavers, told)
+        self._change(models, leavers)
+        if told:
+            debts.let_go()
+        else:
+            debts.take_on(owed, worker.size - len(leavers))
         yield from all_reduce(torch.ones(1, dtype=torch.float32, device=worker.device))
         return leavers
 
@@ -98,21 +128,27 @@ class Parting:
             models.append(total[:-1] / total[-1] if float(total[-1]) else share.value)
         return models
 
-    def _change(self, models: Sequence[Tensor], owed: Debts, leavers: Sequence[int], told: bool) -> None:
-        worker, members = self._worker, self._fabric.members
+    def _change(self, models: Sequence[Tensor], leavers: Sequence[int]) -> None:
+        worker, present = self._worker, self._worker.ranks.present
         for bucket, model in zip(worker.buckets, models):
             bucket.write(model)
             bucket.states["mixer"].clear()
         if models:
             worker.in_flight.drop_messages()
-        if told:
-            let_go(worker)
-        else:
-            take_on(worker, owed, worker.size - len(leavers))
-        present = worker.ranks.present
-        if members is not None:
-            members.owes = 0.0 if told else members.owes
-            members.parted |= {(present.ranks[i], present.lives[i]) for i in leavers}
+        self._members.parted |= {(present.ranks[i], present.lives[i]) for i in leavers}
+
+
+@final
+class PartingAtOwnPace(Parting):
+    """Under recipes whose ranks count their own steps: who is told has its steps merged, then all meet."""
+
+    def _is_due(self) -> bool:
+        return self.notice.received is not None
+
+    def _leave(self, told: bool) -> tuple[bool, bool]:
+        schedule, worker = self._worker.recipe.schedule, self._worker
+        assert isinstance(schedule, Elastic)
+        return True, self._fabric.run(schedule.depart(worker.loop), "leaving", worker.step - 1)
 
 
 def _flat(share: Share) -> Tensor:

@@ -6,10 +6,8 @@ import torch
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Program, all_reduce
-from gossamer.fabrics.liveness.departure import Departure
 from gossamer.integrations.handover import Handover, hand_over
 from gossamer.integrations.handshake import tell
-from gossamer.integrations.parting import Parting
 from gossamer.kernels.finite import all_finite
 
 if TYPE_CHECKING:
@@ -32,27 +30,21 @@ class Regrouping:
         self._mixes = outlasts == "models"
         self._worker.averaging.keeps = outlasts == "round"
         self._reunion = self._fabric.reunion
-        self.parting: Parting | None = None
         self.came_before = 0  # the step before which ranks last came
-        if self._reunion is not None and self._fabric.members is not None:
+        if self._reunion is not None:
             self._reunion.opens(self.meet)
-            self.parting = Parting(steps, Departure(self._fabric.members))
 
     def join_in(self) -> None:
         if self._reunion is not None:
             self._reunion.join_in()
 
     def between_steps(self) -> None:
-        """Tell what this rank owes, part from ranks that leave, and let in ranks that have come."""
+        """Tell what this rank owes, and let in ranks that have come."""
         members = self._fabric.members
         if self._reunion is None or members is None:
             return
         if members.wants_to_know:
             members.owes, members.wants_to_know = self._worker.residual_norm(), False
-        if self.parting is not None:
-            self.parting.after_step()
-            if self.parting.has_left:
-                return
         self._reunion.admit()
 
     def meet(self) -> Program[None]:

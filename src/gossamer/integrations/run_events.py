@@ -25,7 +25,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.version import __version__
 from gossamer.costs.run_files import FORM, ProcessEvents, StepCount, take
 from gossamer.costs.spent import Spent, spent_by, stretches, typical
-from gossamer.fabrics.liveness.departure import Departure
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.runtime import ReplicaRanks, Worker
@@ -110,7 +110,7 @@ class RunEvents:
         self._last: StepCount | None = None
         self._written = 0  # steps that were written
         self._writes = 0
-        self.notice: Notice | Departure | None = None  # under `leaving_at`
+        self.notice: Notice | OwnNotice | None = None  # under `leaving_at`
         self._told = False
         self.spent = Spent()  # where the time of this process went, as of a few seconds ago
         self._write([_began(rank, size, self._now())])

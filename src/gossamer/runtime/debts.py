@@ -7,21 +7,43 @@ equal parts to all who stay; the next means are over fewer ranks, and each of th
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from gossamer.core.bucket import State
+from gossamer.core.loop import Debts
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.runtime.buckets import BucketState, owners
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
-Debts = list[State]  # by bucket
 
+class WorkerDebts(Debts):
+    """What a worker owes, by bucket: in its memory, and as the owner of a chunk of each mean."""
 
-def debts_of(worker: "Worker") -> Debts:
-    """What this rank owes, by bucket: in its memory, and as the owner of a chunk of each mean."""
-    return [_debt(bucket) for bucket in worker.buckets]
+    def __init__(self, worker: "Worker") -> None:
+        self._worker = worker
+
+    def keys(self) -> list[list[str]]:
+        return [[*_debt(bucket)] for bucket in self._worker.buckets]
+
+    def summed(self, mine: bool, keys: Sequence[Sequence[str]]) -> Program[list[State]]:
+        totals = list[State]()
+        for bucket, wanted in zip(self._worker.buckets, keys, strict=True):
+            debt, total = (_debt(bucket) if mine else State()), State()
+            for key in wanted:
+                given = debt[key].to(bucket.layout.dtype, copy=True) if key in debt else bucket.empty()
+                total[key] = yield from all_reduce(given)
+            totals.append(total)
+        return totals
+
+    def take_on(self, owed: Sequence[State], stay: int) -> None:
+        for bucket, debt in zip(self._worker.buckets, owed, strict=True):
+            bucket.memory.take_on(bucket.states["memory"], debt, 1 / stay)
+
+    def let_go(self) -> None:
+        for bucket in self._worker.buckets:
+            bucket.memory.let_go(bucket.states["memory"])
+            for key in owners(bucket, bucket.states["exchange"]):
+                del bucket.states["exchange"][key]
 
 
 def _debt(bucket: BucketState) -> State:
@@ -32,30 +54,3 @@ def _debt(bucket: BucketState) -> State:
         chunk = exchange[key] * (bucket.owned_by / unit)
         owed["residual"] = owed["residual"] + chunk if "residual" in owed else chunk
     return owed
-
-
-def summed(worker: "Worker", mine: Debts | None, keys: Sequence[Sequence[str]]) -> Program[Debts]:
-    """The debts of all who leave, summed; `mine` is None on ranks that stay. `keys` are the entries that any of them has."""
-    totals = Debts()
-    for i, (bucket, wanted) in enumerate(zip(worker.buckets, keys, strict=True)):
-        total: State = {}
-        for key in wanted:
-            held = None if mine is None else mine[i].get(key)
-            given = bucket.empty() if held is None else held.to(bucket.layout.dtype, copy=True)
-            total[key] = yield from all_reduce(given)
-        totals.append(total)
-    return totals
-
-
-def take_on(worker: "Worker", owed: Debts, stay: int) -> None:
-    """Take this rank's part of what others owed; `stay` ranks do."""
-    for bucket, debt in zip(worker.buckets, owed, strict=True):
-        bucket.memory.take_on(bucket.states["memory"], {k: torch.clone(v) for k, v in debt.items()}, 1 / stay)
-
-
-def let_go(worker: "Worker") -> None:
-    """Owe nothing any more: others have taken it on."""
-    for bucket in worker.buckets:
-        bucket.memory.let_go(bucket.states["memory"])
-        for key in owners(bucket, bucket.states["exchange"]):
-            del bucket.states["exchange"][key]

@@ -20,6 +20,7 @@ from gossamer.core.loop import (
 from gossamer.core.stream_events import record_stream_use
 from gossamer.core.verbs import MembersChanged, Program, start
 from gossamer.runtime.buckets import BucketState
+from gossamer.runtime.debts import WorkerDebts
 from gossamer.runtime.optimizer_state import gain
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ class WorkerLoop(Loop):
     @cached_property
     def optimizer(self) -> "WorkerOptimizer":  # pyright: ignore[reportIncompatibleVariableOverride]
         return WorkerOptimizer(self._worker, self)
+
+    @cached_property
+    def debts(self) -> WorkerDebts:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return WorkerDebts(self._worker)
 
     @property
     def which(self) -> Sequence[int]:

@@ -22,12 +22,12 @@ class WorkerRanks(Ranks):
         self.number, self.present = rank, Present.all_of(rank, size)  # this rank's number in the whole world
         self.weights: Sequence[float] = ()
 
-    def regroup(self, present: Present) -> None:
+    def regroup(self, present: Present, left: Sequence[int] = ()) -> None:
         """Continue with the ranks present; owners of chunks change."""
         if self.present.ranks != present.ranks:
             for bucket in self._worker.buckets:
                 settle_owners(bucket, len(present.ranks))
-        self.renumber(present)
+        self.renumber(present, left)
 
     def renumber(self, present: Present, left: Sequence[int] = ()) -> None:
         """Count the ranks present, of whom some have `left` in good order; chunks change owners at their next average, once all that is pending is committed."""
@@ -40,9 +40,9 @@ class WorkerRanks(Ranks):
         if before != present:  # the last weights were of other ranks; `comm.share` plans new ones
             self.weights = _around_one(present.weights)
         gone, back = before.without(present), present.without(before)
-        lost = [rank for rank in gone if rank not in left]
+        lost, left = [r for r in gone if r not in left], [r for r in gone if r in left]
         if gone or back:
-            self._worker.record.tell(Presence(self._worker.step, self.number, lost, [*back], [*left]))
+            self._worker.record.tell(Presence(self._worker.step, self.number, lost, [*back], left))
 
     def context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))

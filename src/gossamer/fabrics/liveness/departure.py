@@ -19,27 +19,44 @@ _TOLD = "leaving/told"
 
 
 @final
+class OwnNotice:
+    """A notice to this rank alone."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None  # the signal that this rank got
+        self.told_at: float | None = None  # time at which it got it
+
+    @property
+    def stops_after(self) -> int | None:
+        """The step after which all ranks stop: they go on."""
+        return None
+
+    @contextmanager
+    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
+        """Take these signals as a notice. A second one acts as it did before, and so do all of them afterwards."""
+
+        def take(number: int) -> None:
+            self.received, self.told_at = number, time.monotonic()
+
+        with taken_as_notice(numbers, take):
+            yield
+
+
+@final
 class Departure:
     """Finds the step after which those who were told to leave hand over what they owe.
 
     After a change of members the agreement begins anew: a rank that is lost meanwhile is not waited for.
     """
 
-    def __init__(self, members: Members) -> None:
-        self._members = members
-        self.received: int | None = None  # the signal that this rank got
-        self.told_at: float | None = None  # time at which it got it
+    def __init__(self, members: Members, notice: OwnNotice) -> None:
+        self._members, self._notice = members, notice
         self._lock = threading.Lock()
         self._passed = -1  # the last step after which this rank went on
         self._epoch = members.epoch  # the generation that the two below are of
         self._own: int | None = None  # the first step after which this rank can stop
         self._last: int | None = None  # the step after which all do
         members.each_beat = self._look
-
-    @property
-    def stops_after(self) -> int | None:
-        """The step after which ranks leave; None while it is not agreed on."""
-        return self._last
 
     def is_due(self, step: int) -> bool:
         """True if ranks leave after this step; ask on all ranks after the same steps."""
@@ -90,8 +107,8 @@ class Departure:
 
     def _has_said(self, store: SharedStore, epoch: Generation, seldom: bool) -> bool:
         """Write this rank's step, if a rank was told; False if none was."""
-        if self.received is not None:
-            store.raise_flag(_TOLD, str(self.received))
+        if self._notice.received is not None:
+            store.raise_flag(_TOLD, str(self._notice.received))
         elif not seldom or not store.flag_is_up(_TOLD):
             return False
         with self._lock:
@@ -100,18 +117,6 @@ class Departure:
             self._own = own = self._passed + 1
         store.raise_flag(f"leaving/{self._members.rank}", str(own))
         return True
-
-    # -- signals -----------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
-        """Take these signals as a notice to this rank alone. A second one acts as it did before, and so do all afterwards."""
-
-        def take(number: int) -> None:
-            self.received, self.told_at = number, time.monotonic()
-
-        with taken_as_notice(numbers, take):
-            yield
 
 
 def _step(store: SharedStore, key: str, text: str) -> int:

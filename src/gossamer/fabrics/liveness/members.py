@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError, GossamerError, PeerError
+from gossamer.core.verbs import MembersLeave
 from gossamer.fabrics.liveness.heartbeat import ranks as named
 from gossamer.fabrics.liveness.node import NodeRanks
 from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, SeatClaim, Seats, Terms
@@ -92,7 +93,6 @@ class Members:
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
         self.each_beat: Callable[[bool], None] | None = None  # called after each heartbeat; with True once a second
         self.parted = set[tuple[int, int]]()  # ranks and lives that have handed over what they owed, of this generation
-        self._leavers = frozenset[int]()  # ranks that this generation ends without: nobody looks for their heartbeats
         self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
@@ -236,14 +236,16 @@ class Members:
         beats = self.beats()
         return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
-    def go_on_without(self, leavers: Collection[int]) -> None:
-        """The next regroup of this generation is without these ranks, which have said that they leave."""
-        self._leavers = frozenset(leavers)
+    def announce(self, leaving: MembersLeave) -> None:
+        """Propose the next generation before any connection ends, without the ranks that leave: nobody looks for their heartbeats."""
+        if self.latest().number > self.epoch.number:
+            return
+        moving = self.seats.moving([r for r in self.epoch.ranks if r not in leaving.ranks])
+        moving = {rank: life for rank, life in moving.items() if rank not in leaving.ranks} | {self.rank: self.life}
+        self._propose(self.epoch, moving, self.epoch.began)
 
     def _leave_out(self, failure: Exception) -> None:
-        leavers, self._leavers = self._leavers, frozenset[int]()
-        moving = self.seats.moving([r for r in self.epoch.ranks if r not in leavers])
-        moving = {rank: life for rank, life in moving.items() if rank not in leavers}
+        moving = self.seats.moving(self.epoch.ranks)
         self._refuse_alone(moving)
         moving[self.rank] = self.life
         if moving == self.epoch.living:
