@@ -21,8 +21,17 @@ from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.held_model import parts_of_parameters
-from gossamer.integrations.members_saving import refuse_among_members, save_among_members
-from gossamer.integrations.saving import LABEL, LANE, Saving, begin, run_to_its_end, unfinished, written
+from gossamer.integrations.saving import (
+    LABEL,
+    LANE,
+    Saving,
+    begin,
+    refuse_among_members,
+    run_to_its_end,
+    save_among_members,
+    unfinished,
+    written,
+)
 from gossamer.runtime import Worker, is_sharded, local_part
 from gossamer.runtime.params import whole_of
 

@@ -94,7 +94,7 @@ class PartingTogether(Parting):
     def _part(self, told: bool) -> Program[list[int]]:
         """Hand over what those who leave owe; returns their places. Nothing is handed over where all leave, who can save together."""
         worker = self._worker
-        debts = worker.loop.debts
+        debts = worker.loop.averages.debts
         facts = {"leaves": told, "owes": debts.keys() if told else []}
         everyone: list[dict[str, Any]] = yield from tell(facts, worker.device)
         leavers = [i for i, each in enumerate(everyone) if each["leaves"]]

@@ -28,7 +28,7 @@ class HandingOver:
 
     def says(self) -> dict[str, Any]:
         """What others are told when all meet."""
-        owes = self._loop.debts.keys() if self.leaves else []
+        owes = self._loop.averages.debts.keys() if self.leaves else []
         return {"leaves": self.leaves, "owes": owes, "number": self._number, "done": self._done}
 
     def meet(self, everyone: Sequence[dict[str, Any]]) -> Program[list[int]]:
@@ -41,7 +41,7 @@ class HandingOver:
             return []
         by_bucket = zip(*(everyone[i]["owes"] for i in leavers), strict=True)
         keys = [sorted({key for its in each for key in its}) for each in by_bucket]
-        self._owed = yield from self._loop.debts.summed(self.leaves, keys)
+        self._owed = yield from self._loop.averages.debts.summed(self.leaves, keys)
         self._number = 1 + max(int(told["number"]) for told in everyone)
         self._stay, self._is_prepared = 0 if self.leaves else len(everyone) - len(leavers), True
         yield from self._all_are_here()
@@ -51,9 +51,9 @@ class HandingOver:
 
     def _end(self) -> None:
         if self._stay:
-            self._loop.debts.take_on(self._owed, self._stay)
+            self._loop.averages.debts.take_on(self._owed, self._stay)
         else:
-            self._loop.debts.let_go()
+            self._loop.averages.debts.let_go()
         self._done, self._is_prepared, self._owed = self._number, False, []
 
     def _all_are_here(self) -> Program[None]:

@@ -238,11 +238,14 @@ class Members:
 
     def announce(self, leaving: MembersLeave) -> None:
         """Propose the next generation before any connection ends, without the ranks that leave: nobody looks for their heartbeats."""
-        if self.latest().number > self.epoch.number:
-            return
-        moving = self.seats.moving([r for r in self.epoch.ranks if r not in leaving.ranks])
-        moving = {rank: life for rank, life in moving.items() if rank not in leaving.ranks} | {self.rank: self.life}
-        self._propose(self.epoch, moving, self.epoch.began)
+        try:
+            if self.latest().number > self.epoch.number:
+                return
+            moving = self.seats.moving([r for r in self.epoch.ranks if r not in leaving.ranks])
+            moving = {rank: life for rank, life in moving.items() if rank not in leaving.ranks}
+            self._propose(self.epoch, moving | {self.rank: self.life}, self.epoch.began)
+        except RuntimeError as error:
+            raise self._gone(error) from None
 
     def _leave_out(self, failure: Exception) -> None:
         moving = self.seats.moving(self.epoch.ranks)
