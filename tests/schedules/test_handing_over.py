@@ -1,5 +1,8 @@
 """Who leaves hands over what it owes once, wherever a meeting fails: never to nobody, and never twice."""
 
+from contextlib import suppress
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -43,15 +46,18 @@ def handing(ranks: list[Replica]) -> list[HandingOver]:
 
 def cut(program: Program[list[int]], requests: int, answers: int) -> Program[list[int] | None]:
     """Run a program as where its connection breaks: so many requests, of which so many are answered."""
-    verb = next(program)
+    answer: Any = None
     for number in range(requests):
-        answer = yield verb
-        if number >= answers:
-            break
         try:
             verb = program.send(answer)
         except StopIteration as end:
             return end.value
+        answer = yield verb
+        if number >= answers:
+            break
+    else:
+        with suppress(StopIteration):
+            program.send(answer)
     program.close()
     return None
 
