@@ -35,6 +35,7 @@ class Outcome(NamedTuple):
     dropped: list[int]
     stopping: bool
     has_left: bool
+    after: str  # what came of another step after it had left
 
 
 def learn_until_told(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
@@ -45,6 +46,13 @@ def learn_until_told(rank: int, size: int, port: int, recipe: str, silence: floa
     group = gossamer.members(silence)
     model = nn.Sequential(nn.Linear(8, 40), nn.Tanh(), nn.Linear(40, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        x = torch.randn(4, 8)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -53,21 +61,23 @@ def learn_until_told(rank: int, size: int, port: int, recipe: str, silence: floa
             with comm.leaving_at(seconds=60):
                 until = None
                 while not comm.stopping and (until is None or comm.step < until):
-                    x = torch.randn(4, 8)
-                    optimizer.zero_grad()
-                    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-                    optimizer.step()
+                    step()
                     if comm.step == FAR:
                         group.store.raise_flag(f"far/{rank}", "")
                     if until is None and group.store.flag_is_up("until"):
                         until = int(group.store.read(["until"])[0])
                     time.sleep(0.005)
             stopping, lost, dropped = comm.stopping, comm.metrics()["lost_residual"], comm.dropped
-            step, has_left = comm.step, comm.has_left
+            done, has_left, after = comm.step, comm.has_left, ""
+            if has_left:
+                try:
+                    step()
+                except GossamerError as error:
+                    after = str(error)
             comm.finish()
             told = [str(w.message) for w in caught if w.category is RuntimeWarning]
         flat = torch.cat([p.detach().view(-1) for p in model.parameters()])
-        pipe.send(Outcome(step, flat.tolist(), told, comm.present, lost, dropped, stopping, has_left))
+        pipe.send(Outcome(done, flat.tolist(), told, comm.present, lost, dropped, stopping, has_left, after))
     except GossamerError as error:
         pipe.send(error)
 
@@ -129,6 +139,7 @@ def test_one_leaves_in_good_order_and_comes_back(learners: Callable[..., Learner
     gone = crew.outcome(1)
     assert gone.stopping
     assert gone.has_left
+    assert f"rank 1 has left the members after step {gone.step}" in gone.after
     crew.all.start(1)  # its seat is free, and the others let it in
     came = crew.all.hear(1)
     assert came >= gone.step
