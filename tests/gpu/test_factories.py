@@ -43,6 +43,7 @@ EXCEPTIONS = {
     ("mixers/consensus_rate.py", "_matrix"): "tried on the host, so that all ranks find the same",
     ("core/schedule.py", "consensus_share"): NUMBER,
     ("memories/residual.py", "units_of"): NUMBER,
+    ("memories/residual.py", "take_on"): NUMBER,
     ("schedules/resync.py", "consensus_share"): NUMBER,
     ("codecs/adacomp.py", "_bins"): "host data; `on` moves it",
     ("codecs/powersgd.py", "_places"): "host data, moved in the same line",

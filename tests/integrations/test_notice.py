@@ -23,7 +23,7 @@ from gossamer.data.parts import Parts
 from gossamer.fabrics.liveness.heartbeat import RankStatus
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.liveness.store import SharedStore
-from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.parting import PartingAtOwnPace
 
 MOST = 3000  # steps; a run that nobody stops would be seen
 
@@ -204,14 +204,12 @@ def test_what_cannot_be_watched_is_refused() -> None:
     ]
 
 
-def test_members_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_of_a_node_that_is_a_member_is_refused() -> None:
     _, _, comm = fresh("allreduce")
-    with comm, monkeypatch.context() as patched:
-        patched.setattr(TorchFabric, "members", object())
-        with (
-            pytest.raises(AttachError, match=r"comm.leaving_at\(\) under members\(\) is not supported"),
-            comm.leaving_at(9),
-        ):
+    fabric = SimpleNamespace(members=SimpleNamespace(node=SimpleNamespace(size=2)))
+    with comm:
+        comm._steps.parting = PartingAtOwnPace(SimpleNamespace(worker=comm.worker, fabric=fabric))
+        with pytest.raises(AttachError, match="nodes of several ranks is not supported yet"), comm.leaving_at(9):
             pass
 
 

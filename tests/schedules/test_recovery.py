@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from gossamer.fabrics.sim import simulate
+from gossamer.schedules.handing_over import HandingOver
 from gossamer.schedules.recovery import FurthestProgress, agree
 from gossamer.simulate import Replica, replicas
 
@@ -22,7 +23,10 @@ def learners() -> list[Replica]:
 
 
 def agreed(ranks: list[Replica], rounds: list[int]) -> list[FurthestProgress]:
-    programs = [agree([r.worker.loop], n, 10 + i, (0, i)) for i, (r, n) in enumerate(zip(ranks, rounds, strict=True))]
+    programs = [
+        agree([r.worker.loop], n, 10 + i, (0, i), HandingOver(r.worker.loop).says())
+        for i, (r, n) in enumerate(zip(ranks, rounds, strict=True))
+    ]
     return simulate(programs).results
 
 

@@ -1,7 +1,7 @@
 """Events of a run, which a worker tells its listener and a ledger keeps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -34,12 +34,13 @@ class Age:
 
 @dataclass(frozen=True)
 class Presence:
-    """Ranks were lost, or have come back, as of this step."""
+    """Ranks were lost, have come back, or have left in good order, as of this step."""
 
     step: int
     rank: int
     lost: list[int]
     back: list[int]
+    left: list[int] = field(default_factory=list[int])
 
 
 Event = Decision | Drop | Age | Presence

@@ -153,6 +153,10 @@ class Elastic(ABC):
     def outlive(self, loop: Loop, failure: Exception) -> Program[None]:
         """Continue with the ranks that are present after a collective failed; raise the failure where that is impossible."""
 
+    @abstractmethod
+    def depart(self, loop: Loop) -> Program[bool]:
+        """Leave in good order, between two steps: give the others all that they have not; False if nobody stays."""
+
 
 class TrainsElsewhere(ABC):
     """A schedule that computes gradients at another model than the one that is evaluated, equal on all ranks."""

@@ -277,6 +277,14 @@ class MembersChanged(PeerError):
     """Ranks were lost or have come. Those that are present have met again; only what was under way is lost."""
 
 
+class MembersLeave(PeerError):
+    """Ranks leave in good order: all meet again without those in `ranks`; if it is empty, with all, who then hear of it."""
+
+    def __init__(self, text: str, ranks: Sequence[int] = ()) -> None:
+        super().__init__(text)
+        self.ranks = tuple(ranks)
+
+
 class Present(NamedTuple):
     """The ranks that are present: this rank's index among them, their numbers, and the incarnation of each.
 

@@ -36,6 +36,7 @@ from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.held_model import held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
+from gossamer.integrations.parting import PartingAtOwnPace, PartingTogether
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
@@ -178,6 +179,9 @@ def attach(
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
         if fabric.members is not None and not isinstance(worker.recipe.schedule, Elastic):
             steps.regrouping = Regrouping(steps, comes)
+        if fabric.members is not None:
+            at_own_pace = isinstance(worker.recipe.schedule, Elastic)
+            steps.parting = PartingAtOwnPace(steps) if at_own_pace else PartingTogether(steps, fabric.members)
         if comes:  # the others wait to hand over what they have agreed on
             worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
             if worker.ranks.weights:

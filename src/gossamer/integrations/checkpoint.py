@@ -30,7 +30,17 @@ from gossamer.integrations.checkpoint_reading import (
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.held_model import parts_of_parameters
-from gossamer.integrations.saving import LABEL, LANE, Saving, begin, unfinished, written
+from gossamer.integrations.saving import (
+    LABEL,
+    LANE,
+    Saving,
+    begin,
+    refuse_among_members,
+    run_to_its_end,
+    save_among_members,
+    unfinished,
+    written,
+)
 from gossamer.runtime import local_part
 
 __all__ = ["Resumed", "Saving", "load", "read", "resume", "save"]
@@ -53,14 +63,15 @@ def save(
 
     With `wait=False` it returns when all is copied to the host's memory, and a thread writes while training goes on:
     `saving = gossamer.checkpoint.save(comm, path, wait=False)`. At most one is under way: the next save waits for it.
+
+    Under `members()` those who are present write, at one step. Where a rank dies meanwhile the others write anew, without it; where
+    one has just come they save nothing, with a warning, for it is not there.
     """
-    if comm.fabric.members is not None:
-        raise CheckpointError(
-            "checkpoint.save needs all ranks, and under members() some may be lost: save one file per rank, "
-            "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'comm': comm.state_dict()}, ...)"
-        )
     comm.refuse_to_save("checkpoint.save")
     comm.settle_saving()
+    if comm.fabric.members is not None:
+        refuse_among_members(comm, wait)
+        return save_among_members(comm, path, partial(_save_once, comm, path, extra, order))
     began = time.monotonic()
     with comm.fabric.during(LABEL, comm.step), unfinished(path):
         entries = _collect(comm, path, extra, order)
@@ -73,6 +84,25 @@ def save(
         comm.saving = begin(comm.fabric, path, _write(comm, path, copies, LANE), comm.step)
         comm.took_to_save(path, time.monotonic() - began, is_over=False)
         return comm.saving
+
+
+def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None, order: DataOrder | None) -> None:
+    """Save among the members that are present now, unless they have saved this very step there: a step that is dropped is
+    taken again under its number.
+    """
+    began = time.monotonic()
+    with comm.fabric.during(LABEL, comm.step):
+        held = gathered(comm, {"holds": _step_in(Path(path))})
+        if any(one["holds"] == comm.worker.step for one in held):
+            return
+        entries = _collect(comm, path, extra, order)
+        run_to_its_end(comm.fabric, _write(comm, path, entries, "comm"), comm.step)
+    comm.took_to_save(path, time.monotonic() - began, is_over=True)
+
+
+def _step_in(path: Path) -> int | None:
+    """The step of the complete checkpoint in a folder, if there is one."""
+    return int(Folder(path).read("comm.step")) if (path / ".metadata").is_file() else None
 
 
 def load(
@@ -98,6 +128,11 @@ def load(
     """
     if isinstance(comm, Communicator):
         comm.settle_saving()
+    if comm.worker.ranks.present.joins:
+        raise CheckpointError(
+            f"rank {comm.fabric.rank} has come to members that are at work, and has their state already: load a checkpoint where all "
+            "start together, or call checkpoint.resume, which loads none here"
+        )
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         if public_only:
             return _load_public(comm, path, key, order)
@@ -115,8 +150,11 @@ class Resumed(NamedTuple):
     name: str | None  # of the checkpoint in the folder; None: there was no complete one
     extra: dict[str, Any]  # as it was given to `save`
     cut_off: tuple[str, ...]  # checkpoints whose saves did not end
+    joined: bool = False  # True if this rank came to members at work, who gave it their state: nothing was loaded
 
     def __str__(self) -> str:
+        if self.joined:
+            return f"came to others that are at work, and has their state: nothing was loaded from {self.folder}"
         found = f"resumed from {self.folder}/{self.name}"
         none = f"{self.folder} holds no complete checkpoint, so training begins anew"
         passed = f"; passed over, since their saves were cut off: {', '.join(self.cut_off)}" if self.cut_off else ""
@@ -127,8 +165,11 @@ def resume(comm: Communicator, folder: str | Path, *, order: DataOrder | None = 
     """Load the newest complete checkpoint of a folder that holds one folder per `save`, or none if there is none.
 
     Newest is the one of the highest step, whatever its name. A save that was cut off is passed over. Call it on all ranks,
-    after `attach`; a folder that not all ranks see is an error on all of them.
+    after `attach`; a folder that not all ranks see is an error on all of them. Under `members()` a rank that comes to others at
+    work loads nothing: it has their state.
     """
+    if comm.worker.ranks.present.joins:
+        return Resumed(str(folder), None, {}, (), joined=True)
     held = dict[str, Any]()
     with comm.fabric.during("checkpoint.resume", comm.step):
         _together(comm, lambda: held.update(_held_in(Path(folder))))
@@ -185,7 +226,7 @@ def _collect(
     model = _consensus(
         comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
     )
-    if comm.rank == 0:
+    if comm.worker.rank == 0:
         sums |= {f"consensus/{name}": digest(local_part(t)) for name, t in model.items()}
     replica = comm.worker.replica
     own = dict[str, Any]()
@@ -218,18 +259,18 @@ def _stored(tensor: Tensor, comm: Communicator) -> Any:
 
 def _writes_for_all(comm: Communicator, tensor: Tensor) -> bool:
     """True if this rank writes what is equal on all ranks: its part of it, where it is cut."""
-    return comm.rank == 0 and (comm.worker.replica.index == 0 or is_cut(tensor))
+    return comm.worker.rank == 0 and (comm.worker.replica.index == 0 or is_cut(tensor))
 
 
 def _place(comm: Communicator, tensor: Tensor) -> str:
     """Where a replica's own tensor is written."""
-    return f"replica{comm.rank}/" if comm.worker.replica.size > 1 and is_cut(tensor) else _by_shard(comm)
+    return f"replica{comm.worker.rank}/" if comm.worker.replica.size > 1 and is_cut(tensor) else _by_shard(comm)
 
 
 def _by_shard(comm: Communicator) -> str:
     """Where a rank's own values are written."""
     replica = comm.worker.replica
-    return f"rank{comm.rank}/" if replica.size == 1 else f"replica{comm.rank}/shard{replica.index}/"
+    return f"rank{comm.worker.rank}/" if replica.size == 1 else f"replica{comm.worker.rank}/shard{replica.index}/"
 
 
 def _in_host_memory(entries: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -248,7 +289,7 @@ def _copied(value: Any) -> Any:
 
 def _write(comm: Communicator, path: str | Path, entries: dict[str, dict[str, Any]], lane: str) -> Program[None]:
     replica = comm.worker.replica
-    number = comm.rank * replica.size + replica.index
+    number = comm.worker.rank * replica.size + replica.index
     return write(path, entries, number, partial(_told, comm, lane=lane, step=comm.step))
 
 
@@ -260,12 +301,12 @@ def gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
 def _told(comm: Attached, facts: dict[str, Any], lane: str, step: int) -> Program[list[dict[str, Any]]]:
     replica = comm.worker.replica
     try:
-        same_shard = [facts] if comm.fabric.size == 1 else (yield from tell(facts, comm.worker.device, LIMIT))
+        same_shard = [facts] if comm.worker.size == 1 else (yield from tell(facts, comm.worker.device, LIMIT))
     except PeerError:
         replica.close()  # other shards wait for this one, which cannot answer any more
         raise
     by_shard = replica.told(same_shard, LABEL, step, lane)
-    return [shard[rank] for rank in range(comm.fabric.size) for shard in by_shard]
+    return [shard[rank] for rank in range(comm.worker.size) for shard in by_shard]
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:

@@ -40,7 +40,7 @@ class Attached(Protocol):
 def tree_of(folder: Folder, size: int, shards: int, comm: Communicator, ranks: int | None = None) -> dict[str, Any]:
     """Read model, optimizers and extra; what this run shards is cut as it is now. `ranks=0`: what belongs to no rank."""
     replica, cut_like = comm.worker.replica, _CutLike(comm)
-    reader = ReadingRank(comm.rank, comm.size if ranks is None else ranks, replica.index, replica.size)
+    reader = ReadingRank(comm.worker.rank, comm.worker.size if ranks is None else ranks, replica.index, replica.size)
     saved = Saved(folder, size, shards, reader, cut_like.box)
     return fill(saved.frame(), lambda name: cut_like.whole(name, saved.tensor(name)))
 
@@ -84,11 +84,11 @@ def communicator_of(folder: Folder, prefix: str, comm: Attached, strict: bool) -
     cut_alike = f"{prefix}cut" in folder and folder.read(f"{prefix}cut") == json.dumps(cut(comm.worker.buckets))
     in_shards = comm.worker.recipe.schedule.policy("anchor") == "shard"
     shards = sharded.shards_of(folder, prefix)
-    alone = size == comm.fabric.size and (cut_alike or not in_shards) and shards == comm.worker.replica.size
+    alone = size == comm.worker.size and (cut_alike or not in_shards) and shards == comm.worker.replica.size
     if shards > 1 or comm.worker.replica.size > 1:
-        return sharded.read(folder, prefix, comm.worker, [comm.fabric.rank] if alone else range(size), strict)
+        return sharded.read(folder, prefix, comm.worker, [comm.worker.rank] if alone else range(size), strict)
     if alone:  # entries of other ranks are not needed
-        others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.fabric.rank)
+        others = tuple(f"{prefix}rank{r}/" for r in range(size) if r != comm.worker.rank)
         names = [n for n in names if not n.startswith(others)]
     return [{n.removeprefix(prefix): folder.read(n) for n in names}]
 

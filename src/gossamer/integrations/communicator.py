@@ -15,6 +15,7 @@ from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.core.verbs import MembersChanged
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
@@ -50,7 +51,7 @@ class Communicator:
         self._watch = Stopwatch()
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._notice: Notice | None = None  # inside of `leaving_at`, and after it
+        self._notice: Notice | OwnNotice | None = None  # inside of `leaving_at`, and after it
         self._notice_seconds = 0.0
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
@@ -292,14 +293,12 @@ class Communicator:
     def leaving_at(self, seconds: float) -> Generator[None, None, None]:
         """Take SIGTERM and SIGUSR1 as a notice: `stopping` becomes true on all ranks; `seconds` is what the platform gives.
 
+        Under `members()` it becomes true on the rank that was told, once it has left and the others have what it owed.
+
         For example 120 on spot machines, or what `--signal=USR1@120` says under Slurm. Enter it on all ranks, around the loop:
         `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
         A warning says if a save takes longer than the notice.
         """
-        if self.fabric.members is not None:
-            raise AttachError(
-                "comm.leaving_at() under members() is not supported yet: save often, and start again from there"
-            )
         if self._notice is not None:
             raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
         if not seconds > 0:
@@ -309,8 +308,11 @@ class Communicator:
         with self._notice.on_signals():
             yield
 
-    def _watch_for_notice(self) -> Notice:
-        shards = self.worker.replica
+    def _watch_for_notice(self) -> Notice | OwnNotice:
+        shards, parting = self.worker.replica, self._steps.parting
+        if parting is not None:
+            parting.refuse_nodes()
+            return parting.notice
         if not isinstance(shards, ShardGroup):
             return self.fabric.watch_for_notice()
         return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
@@ -319,9 +321,22 @@ class Communicator:
     def stopping(self) -> bool:
         """True after the step after which all ranks stop, since one of them was told to; see `leaving_at`.
 
-        Ask on all ranks after the same steps. While nobody is told it asks nobody.
+        Ask on all ranks after the same steps. While nobody is told it asks nobody. Under `members()` only for this rank.
         """
-        return self._notice is not None and self._notice.may_stop(self.step)
+        if isinstance(self._notice, Notice):
+            return self._notice.may_stop(self.step)
+        return self._steps.parting is not None and self._steps.parting.is_over
+
+    @property
+    def has_left(self) -> bool:
+        """True if this rank was told to leave `members()`, and the others have what it owed and go on; see `leaving_at`."""
+        return self._steps.parting is not None and self._steps.parting.has_left
+
+    @property
+    def members_just_came(self) -> bool:
+        """True if ranks have come to `members()` since the last step; they are about to take the next one."""
+        regrouping = self._steps.regrouping
+        return regrouping is not None and regrouping.came_before == self.worker.step
 
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
@@ -347,6 +362,8 @@ class Communicator:
     @property
     def _may_differ_from_the_consensus(self) -> bool:
         """True if the model may differ from the consensus; also with one rank, if a schedule trains another model."""
+        if self.has_left:  # its model was the consensus when it left
+            return False
         schedule = self.recipe.schedule
         return (
             self.size > 1

@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations.checks.elastic_checks import tell
 from gossamer.integrations.run_events import RunEvents, held_out_line
@@ -52,10 +53,10 @@ class Meter:
     def _hear(self, event: Event) -> None:
         self.ledger.hear(event)
         match event:
-            case Presence(step, rank, lost, back):
+            case Presence(step, rank, lost, back, left):
                 if self.events is not None:
-                    self.events.presence(step, lost, back)
-                tell(step, rank, lost, back, self._known)
+                    self.events.presence(step, lost, back, left)
+                tell(step, rank, lost, back, left, self._known)
                 self._known |= {*back}
             case Drop(step) if self.on_late is not None:
                 self.on_late(step)
@@ -70,7 +71,7 @@ class Meter:
             self.events = events
             events.attached(self.worker)
 
-    def watch(self, notice: Notice) -> None:
+    def watch(self, notice: Notice | OwnNotice) -> None:
         """Write into the events of this process that it was told to stop, once it is."""
         if self.events is not None:
             self.events.notice = notice

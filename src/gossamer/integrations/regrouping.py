@@ -67,6 +67,7 @@ class Regrouping:
         self._mixes = outlasts == "models"
         self._worker.averaging.keeps = outlasts == "round"
         self._reunion = self._fabric.reunion
+        self.came_before = 0  # the step before which ranks last came
         if self._reunion is not None:
             self._reunion.opens(self.meet)
 
@@ -110,15 +111,22 @@ class Regrouping:
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
         worker.averaging.renews = True
         self._steps.shared.members_changed(takes[worker.rank])
+        if len(at_work) < len(everyone):
+            self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = False, present.life
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
         worker, members = self._worker, self._fabric.members
-        lost = worker.ranks.present.without(self._fabric.present)
-        if lost and not comes and members is not None:
-            worker.record.lost_residual += members.owed(lost)
-        worker.ranks.renumber(self._fabric.present)
+        gone, lives = worker.ranks.present.without(self._fabric.present), dict[int, int]()
+        lives |= zip(worker.ranks.present.ranks, worker.ranks.present.lives)
+        left = [] if members is None else [r for r in gone if (r, lives[r]) in members.parted]
+        lost = [r for r in gone if r not in left]
+        if members is not None:
+            members.parted.clear()
+            if lost and not comes:
+                worker.record.lost_residual += members.owed(lost)
+        worker.ranks.renumber(self._fabric.present, left)
 
     def _average_models(self, everyone: list[dict[str, Any]], takes: list[bool]) -> Program[None]:
         """One exact average of the models, after which every rank has the weight 1; all go on with the same step."""

@@ -25,6 +25,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.version import __version__
 from gossamer.costs.run_files import FORM, ProcessEvents, StepCount, take
 from gossamer.costs.spent import Spent, spent_by, stretches, typical
+from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.runtime import ReplicaRanks, Worker
@@ -109,7 +110,7 @@ class RunEvents:
         self._last: StepCount | None = None
         self._written = 0  # steps that were written
         self._writes = 0
-        self.notice: Notice | None = None  # under `leaving_at`
+        self.notice: Notice | OwnNotice | None = None  # under `leaving_at`
         self._told = False
         self.spent = Spent()  # where the time of this process went, as of a few seconds ago
         self._write([_began(rank, size, self._now())])
@@ -153,9 +154,9 @@ class RunEvents:
         """Note something of which the facts are asked for by the thread that writes, as it may have to wait for a device."""
         self._queue.append((event, time.monotonic(), facts))
 
-    def presence(self, step: int, lost: Sequence[int], back: Sequence[int]) -> None:
-        """Note ranks that were lost, or have come back, as of this step."""
-        for event, ranks in (("lost", lost), ("back", back)):
+    def presence(self, step: int, lost: Sequence[int], back: Sequence[int], left: Sequence[int]) -> None:
+        """Note ranks that were lost, have come back, or have left in good order, as of this step."""
+        for event, ranks in (("lost", lost), ("back", back), ("left", left)):
             if ranks:
                 self.put(event, step=step, ranks=[*ranks])
 

@@ -20,6 +20,7 @@ from gossamer.integrations.closures import Call, closure_of, refuse_closure, ser
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.metrics import Meter
+from gossamer.integrations.parting import Parting
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.step_state import StepEvent, StepState, after
@@ -54,6 +55,7 @@ class StepLoop:
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
         self.regrouping: Regrouping | None = None  # under members(): what happens when they change
+        self.parting: Parting | None = None  # and what this rank does if it is told to leave
         self.stage = 0  # of this step: 1 when its optimizers have stepped, 2 when its schedule has ended
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
@@ -89,6 +91,8 @@ class StepLoop:
 
     def begin(self) -> bool:
         """Run the schedule up to the optimizer step; False if the members have changed, and the step is dropped."""
+        if self.parting is not None:
+            self.parting.refuse_after_leaving()
         if not self.averages_gradients:  # else backward has done this
             self.follow()
             self.ask_for_buffers()
@@ -296,6 +300,10 @@ class StepLoop:
         self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
+        if over and self.parting is not None:
+            self.parting.after_step()
+            if self.parting.has_left:
+                return
         if over and self.regrouping is not None:
             self.regrouping.between_steps()
             self.take_part()

@@ -103,6 +103,20 @@ class MomentumCorrection(ResidualMemory):
     def fits(self, binding: Binding) -> None:
         binding.refuse_momentum(self, self.momentum)
 
+    def owing(self, state: State) -> State:
+        """Its momentum too: that of elements that were not sent is still to be added to the residual."""
+        return super().owing(state) | ({"velocity": state["velocity"]} if "velocity" in state else {})
+
+    def take_on(self, state: State, owed: State, times: float) -> None:
+        super().take_on(state, owed, times)
+        if "velocity" in owed:
+            more = owed["velocity"] * times
+            state["velocity"] = torch.add(state["velocity"], more) if "velocity" in state else more
+
+    def let_go(self, state: State) -> None:
+        super().let_go(state)
+        state.pop("velocity", None)
+
     def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.clip is not None:
             block = block.like(_clipped(block, self.clip * context.scale / context.size**0.5))

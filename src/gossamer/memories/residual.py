@@ -49,6 +49,18 @@ class ResidualMemory(Memory):
             state["residual"] = torch.add(state["residual"], owed, alpha=times)
         return "residual" in state
 
+    def take_on(self, state: State, owed: State, times: float) -> None:
+        """A rank that has just come has no residual yet: then the other's is its first."""
+        if "residual" not in owed:
+            return
+        unit = float(state.setdefault("unit", torch.ones((), dtype=torch.float64))) if self.follows_rate else 1.0
+        if not self.inherit(state, owed["residual"], times * unit):
+            state["residual"] = owed["residual"] * (times * unit)
+
+    def let_go(self, state: State) -> None:
+        for key in ("residual", "unit"):
+            state.pop(key, None)
+
     def unit(self, key: str) -> Unit:
         return "none" if key == "unit" else "gradient"
 

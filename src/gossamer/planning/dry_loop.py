@@ -92,7 +92,7 @@ class DryRanks(Ranks):
     def __init__(self, size: int) -> None:
         self.rank, self.size, self.weights, self.present = 0, size, (), Present.all_of(0, size)
 
-    def regroup(self, present: Present) -> None:
+    def regroup(self, present: Present, left: Sequence[int] = ()) -> None:
         pass
 
     def context(self, step: int) -> Context:

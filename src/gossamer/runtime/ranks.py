@@ -25,15 +25,15 @@ class WorkerRanks(Ranks):
         self.number, self.present = rank, Present.all_of(rank, size)  # this rank's number in the whole world
         self.weights: Sequence[float] = ()
 
-    def regroup(self, present: Present) -> None:
+    def regroup(self, present: Present, left: Sequence[int] = ()) -> None:
         """Continue with the ranks present; owners of chunks change."""
         if self.present.ranks != present.ranks:
             for bucket in self._worker.buckets:
                 settle_owners(bucket, len(present.ranks))
-        self.renumber(present)
+        self.renumber(present, left)
 
-    def renumber(self, present: Present) -> None:
-        """Count the ranks present; chunks change owners at their next average, once all that is pending is committed."""
+    def renumber(self, present: Present, left: Sequence[int] = ()) -> None:
+        """Count the ranks present, of whom some have `left` in good order; chunks change owners at their next average, once all that is pending is committed."""
         before, self.present = self.present, present
         if before.ranks != present.ranks:
             self.weights = ()
@@ -42,9 +42,10 @@ class WorkerRanks(Ranks):
                 bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, self.size))
         if before != present:  # the last weights were of other ranks; `comm.share` plans new ones
             self.weights = _around_one(present.weights)
-        lost, back = before.without(present), present.without(before)
-        if lost or back:
-            self._worker.record.tell(Presence(self._worker.step, self.number, [*lost], [*back]))
+        gone, back = before.without(present), present.without(before)
+        lost, left = [r for r in gone if r not in left], [r for r in gone if r in left]
+        if gone or back:
+            self._worker.record.tell(Presence(self._worker.step, self.number, lost, [*back], left))
 
     def context(self, step: int) -> Context:
         return Context(self.rank, self.size, step, CounterRng(self.seed, step, self.rank))

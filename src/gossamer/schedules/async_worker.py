@@ -18,9 +18,10 @@ from torch import Tensor
 from gossamer.core.errors import PeerError
 from gossamer.core.loop import Loop
 from gossamer.core.stream_events import StreamMark, read_numbers
-from gossamer.core.verbs import Program, join, now, regroup, take_ticket
+from gossamer.core.verbs import MembersLeave, Program, join, now, regroup, take_ticket
 from gossamer.kernels.finite import all_finite
 from gossamer.schedules import recovery
+from gossamer.schedules.handing_over import HandingOver
 from gossamer.schedules.pending_fragments import PendingFragment, WorkerProgress, restored
 from gossamer.schedules.round_closer import ClosingRule, Contribution, PendingRound, QuorumRound, RoundCloser
 
@@ -41,6 +42,8 @@ class AsyncWorker:
         self._timed: tuple[float, int] = (0.0, 0)  # time at which computing began, and the step before it
         self._merged: tuple[int, ...] = ()  # ranks merged in the last round
         self._now: PendingRound | None = None
+        self._handing_over = HandingOver(loop)
+        self.has_left = False  # True once the others go on without this rank
 
     # -- the training thread -------------------------------------------------------------------------------------------
 
@@ -196,6 +199,26 @@ class AsyncWorker:
         if self._rule.by_arrival:
             self._since = fragment.steps
 
+    # -- leave in good order ---------------------------------------------------------------------------------------------
+
+    def depart(self) -> Program[None]:
+        """Have all steps of this rank merged, and hand what it still owes to the others, who then go on without it."""
+        yield from self.surviving(self._merge_all)
+        self._handing_over.leaves = True
+        yield from self.outlive(MembersLeave(f"rank {self._loop.ranks.present.ranks[self._loop.ranks.rank]} leaves"))
+
+    def _merge_all(self) -> Program[None]:
+        """Answer round after round, until each fragment's steps are part of the anchor."""
+        while self._due is not None or any(fragment.steps for fragment in self._fragments):
+            round = self._waiting.round
+            if self._due is None and not round.closed:
+                yield from self._answer()
+            if self._sent is not None or round.closed:
+                yield from self._take()
+            for fragment in self._fragments:
+                fragment.write()
+            self._due = None
+
     # -- a rank is lost, or comes back -----------------------------------------------------------------------------------
 
     def surviving(self, act: Callable[[], Program[None]]) -> Program[None]:
@@ -212,7 +235,7 @@ class AsyncWorker:
             yield from self._take()
         while True:
             present, life = (yield from regroup(failure)), self._loop.ranks.present.life
-            self._loop.ranks.regroup(present)
+            self._loop.ranks.regroup(present, failure.ranks if isinstance(failure, MembersLeave) else ())
             if present.life != life:  # this rank was silent for so long that the others counted it as lost
                 self._number = 0
             try:
@@ -222,13 +245,21 @@ class AsyncWorker:
 
     def _meet_the_others(self) -> Program[None]:
         """Agree on the round with the other ranks, and open it again with this rank's contribution."""
-        latest = yield from recovery.agree(self._parts, self._number, self._loop.step, self._merged)
+        leaving = self._handing_over.says()
+        latest = yield from recovery.agree(self._parts, self._number, self._loop.step, self._merged, leaving)
         if not latest.round:
             raise PeerError(
                 "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there is one"
             )
         if self._number < latest.round:
             self._catch_up(latest)
+        leavers = yield from self._handing_over.meet(latest.leaving)
+        if leavers and self._handing_over.leaves:
+            self.has_left = True
+            return
+        if leavers:
+            ranks = [self._loop.ranks.present.ranks[place] for place in leavers]
+            raise MembersLeave(f"ranks {ranks} left, and the others could not go on", ranks)
         rests, self._closing = self._closing.resting, self._closing.anew()
         self._now = waiting = yield from self._closing.wait(self._number)
         if self._sent is not None and self._closing.may_answer(waiting.round):

@@ -216,6 +216,12 @@ class QuorumRounds(Schedule, Elastic):
         learner: AsyncWorker = loop.live["learner"]
         yield from learner.outlive(failure)
 
+    def depart(self, loop: Loop) -> Program[bool]:
+        yield from self.begin(loop)
+        learner: AsyncWorker = loop.live["learner"]
+        yield from learner.depart()
+        return learner.has_left
+
     def _come_together(self, loop: Loop) -> Program[None]:
         yield from self.rest(loop)
         mine = float(loop.live["learner"].say()) if "learner" in loop.live else 0.0

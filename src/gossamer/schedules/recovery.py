@@ -12,6 +12,7 @@ from gossamer.core.errors import WireError
 from gossamer.core.hashes import hash_of
 from gossamer.core.loop import BucketView, Loop, UntrainedTensors
 from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+from gossamer.schedules import handing_over
 from gossamer.schedules.merging import arrivals_since
 
 LONGEST = 2**24  # bytes, at most, of a rank's description of its progress
@@ -25,9 +26,12 @@ class FurthestProgress(NamedTuple):
     step: int
     members: tuple[int, ...]  # ranks merged in the last round
     states: list[State]  # state equal on all ranks after it, by bucket; empty if all ranks have it
+    leaving: list[dict[str, Any]]  # what each rank says of leaving
 
 
-def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) -> Program[FurthestProgress]:
+def agree(
+    parts: Sequence[Loop], round: int, step: int, members: Sequence[int], leaving: dict[str, Any]
+) -> Program[FurthestProgress]:
     """Exchange the progress of all ranks; the first rank that is furthest ahead sends its state to the others."""
     places = [place for part in parts for place in part.buckets]
     said: dict[str, Any] = {
@@ -35,6 +39,7 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
         "step": step,
         "members": list(members),
         "holds": [_held(place) for place in places],
+        "leaving": leaving,
     }
     said["arrivals"] = arrivals_since(places[0].states["schedule"])
     said["untrained"] = _described(parts[0].untrained)
@@ -50,7 +55,9 @@ def agree(parts: Sequence[Loop], round: int, step: int, members: Sequence[int]) 
             if "arrived" in holds:
                 states[-1]["arrivals"] = torch.tensor(float(given["arrivals"]), dtype=torch.float64)
     yield from _give_untrained(parts[0], everyone, giver)
-    return FurthestProgress(rounds[giver], int(given["step"]), tuple(given["members"]), states)
+    return FurthestProgress(
+        rounds[giver], int(given["step"]), tuple(given["members"]), states, [told["leaving"] for told in everyone]
+    )
 
 
 def _give(place: BucketView, holds: Sequence[str], mine: bool) -> Program[State]:
@@ -99,6 +106,7 @@ def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:
         said: Any = json.loads(wire.cpu().numpy().tobytes())
         fits = all(isinstance(said[key], int) for key in ("round", "step", "arrivals")) and len(said["holds"]) == blocks
         fits = fits and all(isinstance(m, int) for m in [*said["members"], *said["untrained"].values()])
+        fits = fits and handing_over.is_valid(said["leaving"], blocks)
         fits = fits and all(set(keys) <= set(EQUAL) for keys in said["holds"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         fits, said = False, None

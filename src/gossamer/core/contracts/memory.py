@@ -85,6 +85,19 @@ class Memory(Part):
         """Add `times` the residual `owed` to the state, in the state's units; False if this memory keeps no residual."""
         return False
 
+    def owing(self, state: State) -> State:
+        """What this rank was given and has not sent, by entry, in units of the gradient: a rank that leaves hands it to the others."""
+        debt = self.residual(state)
+        return {} if debt is None else {"residual": debt[0] / debt[1]}
+
+    def take_on(self, state: State, owed: State, times: float) -> None:
+        """Add `times` what another rank owed to what this one owes."""
+        if "residual" in owed:
+            self.inherit(state, owed["residual"], times)
+
+    def let_go(self, state: State) -> None:
+        """Forget what others have taken on."""
+
     def succeed(self, before: "Memory", state: State) -> State:
         """The initial state when it replaces a memory that kept `state`: all of that if it is of the same kind, else the
         residual, which the next average adds.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError, GossamerError, PeerError
+from gossamer.core.verbs import MembersLeave
 from gossamer.fabrics.liveness.heartbeat import ranks as named
 from gossamer.fabrics.liveness.node import NodeRanks
 from gossamer.fabrics.liveness.seats import BEAT, LEFT, MANY, Beat, SeatClaim, Seats, Terms
@@ -90,6 +91,8 @@ class Members:
         # The norm of what this rank has not sent yet. Its heartbeat tells it, for the case that it is lost.
         self.owes = 0.0
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
+        self.each_beat: Callable[[bool], None] | None = None  # called after each heartbeat; with True once a second
+        self.parted = set[tuple[int, int]]()  # ranks and lives that have handed over what they owed, of this generation
         self._called: int | None = None  # the generation that some rank has ended
         self._futile = list[float]()  # times at which the same members regrouped
         self._over = threading.Event()
@@ -233,6 +236,17 @@ class Members:
         beats = self.beats()
         return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
+    def announce(self, leaving: MembersLeave) -> None:
+        """Propose the next generation before any connection ends, without the ranks that leave: nobody looks for their heartbeats."""
+        try:
+            if self.latest().number > self.epoch.number:
+                return
+            moving = self.seats.moving([r for r in self.epoch.ranks if r not in leaving.ranks])
+            moving = {rank: life for rank, life in moving.items() if rank not in leaving.ranks}
+            self._propose(self.epoch, moving | {self.rank: self.life}, self.epoch.began)
+        except RuntimeError as error:
+            raise self._gone(error) from None
+
     def _leave_out(self, failure: Exception) -> None:
         moving = self.seats.moving(self.epoch.ranks)
         self._refuse_alone(moving)
@@ -293,6 +307,8 @@ class Members:
                 self._beat(count)
                 if count % 10 == 0:
                     heard = self._watch(heard)
+                if self.each_beat is not None:
+                    self.each_beat(count % 10 == 0)
             except RuntimeError as error:
                 self.lost = str(error)
                 return

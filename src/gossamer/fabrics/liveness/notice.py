@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
@@ -98,28 +98,14 @@ class Notice:
     @contextmanager
     def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
         """Take these signals as a notice. A second one acts as it did before, and so do all of them afterwards."""
-        if threading.current_thread() is not threading.main_thread():
-            raise AttachError("signals can be watched in the main thread only: enter comm.leaving_at() there")
-        before = dict[int, Any]()
 
-        def take(
-            number: int, frame: Any
-        ) -> None:  # sets plain values only: the thread that was stopped may hold any lock
+        def take(number: int) -> None:
             self.received, self.told_at = number, time.monotonic()
-            restore()
-
-        def restore() -> None:
-            for number, handler in before.items():
-                if signal.getsignal(number) is take:
-                    signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
         try:
-            for number in numbers:
-                before[number] = signal.getsignal(number)
-                signal.signal(number, take)
-            yield
+            with taken_as_notice(numbers, take):
+                yield
         finally:
-            restore()
             self._let_others_go()
 
     def _let_others_go(self) -> None:
@@ -127,3 +113,31 @@ class Notice:
         if self._store.size > 1 and self._own is None:
             with suppress(RuntimeError):
                 self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))
+
+
+@contextmanager
+def taken_as_notice(numbers: Sequence[int], told: Callable[[int], None]) -> Generator[None]:
+    """Call `told` with the first of these signals; a second one acts as it did before, and so do all of them afterwards.
+
+    `told` sets plain values only: the thread that was stopped may hold any lock.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise AttachError("signals can be watched in the main thread only: enter comm.leaving_at() there")
+    before = dict[int, Any]()
+
+    def take(number: int, frame: Any) -> None:
+        told(number)
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            if signal.getsignal(number) is take:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    try:
+        for number in numbers:
+            before[number] = signal.getsignal(number)
+            signal.signal(number, take)
+        yield
+    finally:
+        restore()

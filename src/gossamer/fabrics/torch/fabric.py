@@ -20,6 +20,7 @@ from gossamer.core.verbs import (
     Compute,
     Handle,
     Join,
+    MembersLeave,
     Now,
     OptimizerStep,
     Present,
@@ -149,6 +150,8 @@ class TorchFabric:
         if self._members is None:
             raise failure
         lanes, served = [*self._lanes], self._served
+        if isinstance(failure, MembersLeave):
+            self._members.announce(failure)
         while True:
             self._end()
             self._members.regroup(failure)

@@ -1,10 +1,11 @@
 """Reunion: how the members that are present meet again after one was lost or has come, in the midst of whatever they did."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gossamer.core.errors import GossamerError, PeerError
-from gossamer.core.verbs import MembersChanged, Program
+from gossamer.core.verbs import MembersChanged, MembersLeave, Program
+from gossamer.fabrics.liveness.heartbeat import ranks as named
 from gossamer.fabrics.torch.comm_thread import Task
 from gossamer.fabrics.torch.last_collective import LastCollective, level
 
@@ -50,6 +51,11 @@ class Reunion:
         members = self._fabric.members
         if self._meet is not None and members is not None and members.is_called:
             self._again(PeerError("ranks have come"), *self._place())
+
+    def part_from(self, leavers: Sequence[int]) -> None:
+        """Between two steps, on all who stay: go on without ranks that have said that they leave."""
+        left = MembersLeave(f"{named([*leavers])} left, and the others could not go on", leavers)
+        self._again(left, *self._place())
 
     def after(self, task: Task) -> None:
         """Handle a failure; returns if the task is complete now, or if its error is not one of lost ranks."""

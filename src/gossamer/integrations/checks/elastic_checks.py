@@ -131,9 +131,15 @@ class Untrained:
             )
 
 
-def tell(step: int, rank: int, lost: Sequence[int], back: Sequence[int], known: Collection[int]) -> None:
-    """Warn the user of ranks that were lost, are back, or have come for the first time (not `known`); training goes on."""
-    for ranks, what in ((lost, "is lost; the others go on, and it may come back"), (back, "is back")):
+LOST = "is lost; the others go on, and it may come back"
+LEFT = "has left, and the others have taken on what it owed; they go on, and it may come back"
+
+
+def tell(
+    step: int, rank: int, lost: Sequence[int], back: Sequence[int], left: Sequence[int], known: Collection[int]
+) -> None:
+    """Warn the user of ranks that were lost, have left, are back, or have come for the first time (not `known`)."""
+    for ranks, what in ((lost, LOST), (left, LEFT), (back, "is back")):
         for other in ranks:
             said = what if other in known else "has come"
             warnings.warn(f"rank {rank}, step {step}: rank {other} {said}", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,190 @@
+"""Those who are present save one checkpoint together, also where one dies in the midst of it; any number can go on from it."""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from tests.integrations.test_members import Learners, hold, made_by
+from tests.marked import wait_for
+from torch import nn
+from torch.distributed import TCPStore
+
+import gossamer
+from gossamer.checkpoints import folder as dcp_folder
+from gossamer.core.errors import CheckpointError, GossamerError
+from gossamer.fabrics.liveness.members import Members
+
+pytestmark = pytest.mark.gang
+
+EVERY, DEADLY = 10, 20  # steps between two saves, and the step of the one in which ranks die
+RECIPE = "gather(topk(0.1)) + error_feedback()"
+
+
+class Outcome(NamedTuple):
+    """What a rank has seen."""
+
+    resumed: str
+    began: int
+    step: int
+    first: list[float]  # the model before the first step
+    model: list[float]
+    told: list[str]
+
+
+def die_in_the_save(comm: gossamer.Communicator) -> None:
+    """Kill this process when its part of a checkpoint is about to be written."""
+    write = dcp_folder._Job.write
+
+    def dying(job: dcp_folder._Job, described: list[dcp_folder.Facts]) -> dcp_folder.Facts:
+        if comm.step == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(job, described)
+
+    dcp_folder._Job.write = dying  # type: ignore[method-assign]
+
+
+def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    """A user's loop that saves now and then; `how` names the folder, and whether this rank dies in a save."""
+    torch.set_num_threads(1)
+    torch.manual_seed(os.getpid())
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    folder, _, end = how.partition(" ")
+    group = gossamer.members(silence)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
+            resumed = gossamer.checkpoint.resume(comm, folder)
+            if end == "dies":
+                die_in_the_save(comm)
+            began, first = comm.step, flat(model)
+            pipe.send(began)
+            with comm.leaving_at(seconds=60):
+                until = None
+                while not comm.stopping and (until is None or comm.step < until):
+                    x = torch.randn(4, 8)
+                    optimizer.zero_grad()
+                    (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+                    optimizer.step()
+                    if comm.stopping or comm.step % EVERY == 0:
+                        gossamer.checkpoint.save(comm, f"{folder}/step{comm.step}", {"size": len(comm.present)})
+                    if until is None and group.store.flag_is_up("until"):
+                        until = int(group.store.read(["until"])[0])
+                    time.sleep(0.005)
+            step = comm.step
+            comm.finish()
+            told = [str(w.message) for w in caught if w.category is RuntimeWarning]
+        pipe.send(Outcome(str(resumed), began, step, first, flat(model), told))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+def flat(model: nn.Module) -> list[float]:
+    return torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist()
+
+
+@pytest.fixture
+def learners() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn_and_save)
+
+
+class Run(NamedTuple):
+    """Ranks of one run, and their store."""
+
+    all: Learners
+    members: Members
+    store: TCPStore
+
+    def ends(self, after: int, ranks: list[int]) -> list[Outcome]:
+        """End at a save some time after this step, so that all ranks know of it by then."""
+        self.members.store.raise_flag("until", str((after // EVERY + 8) * EVERY))
+        outcomes = [self.all.hear(rank) for rank in ranks]
+        assert all(isinstance(each, Outcome) for each in outcomes), outcomes
+        return outcomes
+
+
+def start(learners: Callable[..., Learners], size: int, folder: Path, recipe: str, dying: tuple[int, ...] = ()) -> Run:
+    store = hold()
+    run = Run(learners(size, store.port, recipe, 5.0), Members(store, 0, size), store)
+    for rank in range(size):
+        run.all.start(rank, dies=f"{folder}{' dies' if rank in dying else ''}")
+    return run
+
+
+@pytest.mark.parametrize("recipe", [RECIPE, pytest.param("local_sgd(5)", marks=pytest.mark.slow)])
+def test_those_who_are_left_save_and_any_number_goes_on(
+    learners: Callable[..., Learners], recipe: str, tmp_path: Path
+) -> None:
+    run = start(learners, 3, tmp_path, recipe, dying=(2,))
+    for rank in range(3):
+        assert run.all.hear(rank) == 0
+    run.all.processes[2].join(60.0)
+    wait_for(lambda: (tmp_path / f"step{DEADLY}" / ".metadata").is_file())
+    run.all.start(2, dies=str(tmp_path))
+    came = run.all.hear(2)
+    assert came >= DEADLY
+    wait_for(lambda: (tmp_path / f"step{(came // EVERY + 2) * EVERY}" / ".metadata").is_file())
+    outcomes = run.ends(came + 2 * EVERY, [0, 1, 2])
+    last = outcomes[0]
+    assert all((one.step, one.model) == (last.step, last.model) for one in outcomes)
+    assert (
+        outcomes[2].resumed
+        == f"came to others that are at work, and has their state: nothing was loaded from {tmp_path}"
+    )
+    for size in (2, 4):
+        again = start(learners, size, tmp_path, recipe)
+        assert {again.all.hear(rank) for rank in range(size)} == {last.step}
+        outcomes = again.ends(last.step, [*range(size)])
+        for one in outcomes:
+            assert one.resumed == f"resumed from {tmp_path}/step{last.step}"
+            assert one.first == last.model
+            assert one.model == outcomes[0].model
+        last = outcomes[0]
+
+
+def test_where_all_die_in_a_save_it_is_passed_over(learners: Callable[..., Learners], tmp_path: Path) -> None:
+    run = start(learners, 2, tmp_path, RECIPE, dying=(0, 1))
+    for rank in range(2):
+        assert run.all.hear(rank) == 0
+        run.all.processes[rank].join(60.0)
+    again = start(learners, 3, tmp_path, RECIPE)
+    assert {again.all.hear(rank) for rank in range(3)} == {EVERY}
+    for one in again.ends(EVERY, [0, 1, 2]):
+        assert one.resumed.endswith(f"/step{EVERY}; passed over, since their saves were cut off: step{DEADLY}")
+
+
+def test_who_leaves_saves_nothing_and_the_others_do(learners: Callable[..., Learners], tmp_path: Path) -> None:
+    run = start(learners, 3, tmp_path, RECIPE)
+    for rank in range(3):
+        assert run.all.hear(rank) == 0
+    wait_for(lambda: (tmp_path / f"step{EVERY}" / ".metadata").is_file())
+    os.kill(run.all.processes[1].pid, signal.SIGTERM)
+    gone = run.all.hear(1)
+    assert any("it has left the members, and the others have what it owed: they save" in t for t in gone.told)
+    wait_for(lambda: (tmp_path / f"step{(gone.step // EVERY + 1) * EVERY}" / ".metadata").is_file())
+    outcomes = run.ends(gone.step + EVERY, [0, 2])
+    assert outcomes[0].model == outcomes[1].model
+
+
+def test_what_cannot_be_saved_together_is_refused(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for recipe, keywords, why in (
+        ("allreduce", {"wait": False}, "leave wait out"),
+        ("decoupled_diloco(4)", {}, "save one file per rank"),
+    ):
+        store = hold()
+        with (
+            gossamer.attach(model, optimizer, recipe, Members(store, 0, 1)) as comm,
+            pytest.raises(CheckpointError, match=why),
+        ):
+            gossamer.checkpoint.save(comm, tmp_path / "step0", **keywords)
