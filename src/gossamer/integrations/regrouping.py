@@ -9,6 +9,7 @@ from gossamer.core.verbs import Program, all_reduce
 from gossamer.integrations.handover import Handover, hand_over
 from gossamer.integrations.handshake import tell
 from gossamer.kernels.finite import all_finite
+from gossamer.runtime.ranks import FormerRanks
 
 if TYPE_CHECKING:
     from gossamer.integrations.steps import StepLoop
@@ -25,6 +26,7 @@ class Regrouping:
     def __init__(self, steps: "StepLoop", comes: bool) -> None:
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
         self._comes, self._life = comes, steps.fabric.present.life
+        self._before: FormerRanks | None = None  # while the ranks meet: those before the first failure
         self.rest = 0  # the stage of the step that others are in, which this rank has to take part in
         outlasts = self._worker.recipe.schedule.shape.outlasts
         self._mixes = outlasts == "models"
@@ -50,6 +52,7 @@ class Regrouping:
         """Agree on who gives and who takes; safe to be run again after a failure within."""
         worker, present = self._worker, self._fabric.present
         comes = self._comes or present.life != self._life
+        self._before = self._before or FormerRanks(0, worker.ranks.present, worker.ranks.weights)
         self._count_lost(comes)
         yield from worker.averaging.settle_or_drop()
         if self._steps.stage:
@@ -63,6 +66,11 @@ class Regrouping:
                 "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a "
                 "checkpoint if there is one"
             )
+        if comes:
+            worker.ranks.former.clear()
+        else:
+            worker.ranks.change_after(max(_done(everyone[i]) for i in at_work), self._before)
+        self._before = None
         giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
         takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
         if any(takes):
@@ -96,6 +104,11 @@ class Regrouping:
                 bucket.write(total[:-1] / total[-1])
         following = max(each["step"] + bool(each["stage"]) for each in everyone if not each["comes"])
         worker.step = following - bool(self._steps.stage)
+
+
+def _done(one: dict[str, Any]) -> int:
+    """How many steps a rank has done, and the batch of the next one is not taken yet, or is to be taken again."""
+    return int(one["step"]) - 1 + bool(one["stage"])
 
 
 def _is_behind(one: dict[str, Any], giver: dict[str, Any]) -> bool:

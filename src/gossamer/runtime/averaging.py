@@ -169,7 +169,9 @@ class Averaging:
 
     def _weighted(self, flat: Tensor) -> Tensor:
         weight = self._worker.ranks.weight
-        return flat if weight == 1 else flat.mul_(weight)
+        if weight == 1:
+            return flat
+        return flat * weight if self.keeps else flat.mul_(weight)
 
     def _launch(self, flight: InFlight, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         """Start averaging these values; through `over` instead of the recipe's exchange and memory, if that is given."""
