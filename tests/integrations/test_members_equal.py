@@ -24,7 +24,7 @@ LONG = [
     "gather(topk(ratio=0.2)) + ef21(eta=1.0)",
     "scatter(topk(ratio=0.2)) + error_feedback()",
     "powersgd",
-    "dgc(ratio=0.1, momentum=0.5)",
+    "dgc(ratio=0.1, momentum=0.0)",
     "local_sgd(4, warmup=3)",
     "slowmo(4)",
     "bmuf(4)",
