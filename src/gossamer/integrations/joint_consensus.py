@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import MembersChanged, Program, all_gather
-from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
 from gossamer.integrations.broadcast import broadcast
 from gossamer.integrations.shared import floats
