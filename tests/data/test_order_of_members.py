@@ -39,7 +39,9 @@ class Line(NamedTuple):
     rows: list[int]
 
 
-def learn_in_order(number: int, least: int, port: int, recipe: str, silence: float, path: str, pipe: Connection) -> None:
+def learn_in_order(
+    number: int, least: int, port: int, recipe: str, silence: float, path: str, pipe: Connection
+) -> None:
     """A user's loop over one epoch: slow until the test has had enough, so that members can come and go in it."""
     torch.set_num_threads(1)
     torch.manual_seed(number)

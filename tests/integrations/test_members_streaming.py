@@ -25,9 +25,7 @@ def learners() -> Iterator[Callable[..., Learners]]:
         pytest.param("gather(topk(ratio=0.2)) + error_feedback() + streaming(4, delay=0)", marks=pytest.mark.slow),
     ],
 )
-def test_fragments_in_flight_are_averaged_by_those_who_are_left(
-    learners: Callable[..., Learners], recipe: str
-) -> None:
+def test_fragments_in_flight_are_averaged_by_those_who_are_left(learners: Callable[..., Learners], recipe: str) -> None:
     crew = Crew(learners, recipe)
     crew.lose(1)
     time.sleep(0.2)

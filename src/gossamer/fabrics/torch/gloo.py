@@ -85,10 +85,10 @@ class Gloo:
 
         gloo has no question for that, but it posts no receive on a connection that has ended. The message never comes.
         """
-        if isinstance(self._group, ProcessGroupGloo):
-            for rank in range(self.size):
-                if rank != self.rank:
-                    self._group.recv([heap(1)], rank, _tag(_NOTHING, 2))
+        group = self._group
+        for rank in range(self.size) if isinstance(self._group, ProcessGroupGloo) else ():
+            if rank != self.rank:
+                group.recv([heap(1)], rank, _tag(_NOTHING, 2))
 
     def tear(self) -> None:
         """Close all connections of a gloo group, from any thread: waits on it fail at once, on this rank and its peers.
