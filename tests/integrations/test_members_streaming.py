@@ -19,7 +19,7 @@ def learners() -> Iterator[Callable[..., Learners]]:
 @pytest.mark.parametrize(
     "recipe",
     [
-        "streaming(9, fragments=3, delay=3)",
+        "allreduce + streaming(9, fragments=3, delay=3)",
         pytest.param("gather(qsgd(bits=8)) + streaming(8, fragments=2, delay=8)", marks=pytest.mark.slow),
         pytest.param("scatter(qsgd(bits=8)) + streaming(9, fragments=3, delay=3)", marks=pytest.mark.slow),
         pytest.param("gather(topk(ratio=0.2)) + error_feedback() + streaming(4, delay=0)", marks=pytest.mark.slow),
@@ -42,7 +42,7 @@ def test_fragments_in_flight_are_averaged_by_those_who_are_left(learners: Callab
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe", ["streaming(9, fragments=3, delay=3)", "scatter(qsgd(bits=8)) + streaming(9, fragments=3, delay=3)"]
+    "recipe", ["allreduce + streaming(9, fragments=3, delay=3)", "scatter(qsgd(bits=8)) + streaming(9, fragments=3, delay=3)"]
 )
 def test_they_are_killed_at_random_moments(learners: Callable[..., Learners], recipe: str) -> None:
     crew, draw = Crew(learners, recipe), random.Random(recipe)
