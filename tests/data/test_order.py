@@ -21,7 +21,7 @@ class World:
     """What all ranks of a run see alike: the step, who is there, and the weights."""
 
     def __init__(self, weights: tuple[float, ...], accumulate: int = 1) -> None:
-        self.step, self.weights, self.accumulate = 0, weights, accumulate
+        self.step, self.weights, self.accumulate, self.retries = 0, weights, accumulate, 0
 
 
 class Member:
@@ -37,6 +37,10 @@ class Member:
     @property
     def accumulate(self) -> int:
         return self.world.accumulate
+
+    @property
+    def retries(self) -> int:
+        return self.world.retries
 
     @property
     def parts(self) -> Parts:
@@ -173,9 +177,14 @@ def test_every_sample_once_whoever_is_there(source: Any, samples: int, batches: 
     while orders[0].epoch < 2:
         for samples_of_rank in step(world, loops, batches):
             seen.update(samples_of_rank)
-        event = data.draw(st.sampled_from(["nothing"] * 8 + ["weights", "lost", "resumed", "came"]))
+        event = data.draw(st.sampled_from(["nothing"] * 8 + ["weights", "lost", "dropped", "resumed", "came"]))
         if event == "weights":
             world.weights = data.draw(st.tuples(*[st.floats(0.1, 3)] * len(orders)))
+        elif event == "dropped" and len(orders) > 1:  # a rank dies in a step, which the others take again
+            step(world, loops, batches)
+            world.step, world.retries = world.step - 1, world.retries + 1
+            del orders[-1], loops[-1]
+            world.weights = world.weights[: len(orders)]
         elif event == "lost" and len(orders) > 1:  # a rank dies in a step, which the others take without it
             for samples_of_rank in step(world, loops, batches):  # its own are missed, and no others
                 seen.update(samples_of_rank)

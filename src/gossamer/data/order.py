@@ -58,6 +58,7 @@ class Order(Sampler[list[Any]]):
             if not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise GossamerError(f"Order: {name} must be a whole number of 1 or more, got {value!r}")
         self._taken, self._step = 0, 0  # samples that steps have used, and after how many steps
+        self._retries = comm.retries
         self._drawn, self._is_ahead = (
             0,
             False,
@@ -77,8 +78,9 @@ class Order(Sampler[list[Any]]):
         _refuse_disorder(loader)
         self._is_watched = True
         try:
-            goes_on = True
-            while goes_on:
+            self._go_on()
+            end, goes_on = self._epoch_end(), True
+            while goes_on and self._taken + self._drawn < end:  # who takes over a later step may be past it
                 goes_on = yield from self._until_stale(loader)
         finally:
             self._is_watched = False
@@ -86,6 +88,7 @@ class Order(Sampler[list[Any]]):
     def _until_stale(self, loader: Iterable[Any]) -> Generator[Any, None, bool]:
         """The loader's batches while they are cut for those who are there; True if the epoch goes on with others."""
         self._go_on()
+        retries = self._retries
         for batch in loader:
             self._go_on()
             if not self._planned:
@@ -99,7 +102,7 @@ class Order(Sampler[list[Any]]):
             self._scale = _scale(draw)
             yield batch
         self._go_on()
-        return False
+        return retries != self._retries  # the last step was dropped, and is still to be taken
 
     @property
     def epoch(self) -> int:
@@ -138,9 +141,9 @@ class Order(Sampler[list[Any]]):
         return max(1, left // wanted) * count - drawn
 
     def _batches(self, draws: Iterator[tuple[int, int]], planned: deque[Draw], watched: bool) -> Generator[list[Any]]:
-        parts = self._run.parts
+        parts, retries = self._run.parts, self._run.retries
         for begin, end in draws:
-            if not watched and self._run.parts != parts:
+            if not watched and (self._run.parts, self._run.retries) != (parts, retries):
                 raise GossamerError(
                     f"ranks or their weights have changed at step {self._run.step}, and the loader has fetched batches that were cut "
                     "for those before: iterate over order.over(loader) instead of the loader"
@@ -209,17 +212,23 @@ class Order(Sampler[list[Any]]):
     def _draws(self) -> Generator[tuple[int, int]]:
         """Begin and end of each batch from here to the end of the epoch."""
         wanted, at = self._step_samples(), self._taken + self._drawn
-        place = self._settled(self._taken, wanted)
-        ends = (max(at, place) // self._n + 1) * self._n
-        while (place := self._settled(place, wanted)) < ends:
+        place, end = self._taken, self._epoch_end()
+        while (place := self._settled(place, wanted)) < end:
             edges = self._edges(place, wanted)
             yield from ((max(begin, at), end) for begin, end in pairwise(edges) if end > at)
             place = edges[-1]
 
+    def _epoch_end(self) -> int:
+        """Where the epoch ends that the next batch is of."""
+        place = self._settled(self._taken, self._step_samples())
+        return (max(self._taken + self._drawn, place) // self._n + 1) * self._n
+
     # -- what steps have used --------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Count what the steps since the last look have used."""
+        """Count what the steps since the last look have used. A step that was dropped has used nothing, and is taken again."""
+        if self._run.retries != self._retries:
+            self._retries, self._drawn, self._is_ahead = self._run.retries, 0, False
         now, wanted = self._run.step, self._step_samples()
         if now > self._step and (self._drawn or self._is_ahead):
             self._taken, self._step = self._taken + self._drawn, self._step + 1

@@ -29,7 +29,12 @@ class TrainingRun(Protocol):
 
     @property
     def parts(self) -> Parts:
-        """Who is present, with which weights."""
+        """Who takes samples in the next step, with which weights."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """Steps that were begun, dropped, and are taken again: their numbers stay."""
         ...
 
 

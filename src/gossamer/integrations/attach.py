@@ -123,7 +123,7 @@ def attach(
         raise AttachError("the model is attached already; call detach() on its communicator first")
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
-        refuse_members(group, Recipe.of(recipe), nodes, weight, scaler)
+        refuse_members(group, Recipe.of(recipe), nodes, scaler)
         check_weight(weight)
         group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
 from gossamer.core.schedule import Elastic, TrainsElsewhere
-from gossamer.core.verbs import MembersChanged
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.departure import OwnNotice
@@ -20,6 +19,7 @@ from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
+from gossamer.integrations.joint_consensus import JointConsensus
 from gossamer.integrations.metrics import Told
 from gossamer.integrations.saving import Saving
 from gossamer.integrations.shard_group import ShardGroup
@@ -99,10 +99,16 @@ class Communicator:
     def parts(self) -> Parts:
         """Who takes samples now, with which weights: all ranks present, and the shards of each. `gossamer.data.Order` asks it."""
         ranks, replica = self.worker.ranks, self.worker.replica
-        present, held = ranks.present, ranks.weights or (1.0,) * self.size
+        present, weighed = ranks.cut_for(self.step)
+        held = weighed or (1.0,) * self.size
         weights = held if len(held) == len(present.ranks) else [held[rank] for rank in present.ranks]
         each = tuple(float(weight) for weight in weights for _ in range(replica.size))
         return Parts(each, present.place * replica.size + replica.index)
+
+    @property
+    def retries(self) -> int:
+        """Steps that were dropped since the members changed, and are taken again: their numbers stay. `gossamer.data.Order` asks it."""
+        return self._steps.retries
 
     @property
     def ledger(self) -> Ledger:
@@ -373,15 +379,10 @@ class Communicator:
 
     def _swap_in(self, own: dict[str, Tensor]) -> None:
         """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`."""
-        while True:
-            try:
-                return self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
-            except MembersChanged:
-                consensus.restore(self.model, own)
-            except PeerError as failure:
-                if self.fabric.members is not None:
-                    consensus.restore(self.model, own)
-                self._outlive(failure)
+        if self.fabric.members is None:
+            self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
+        else:
+            JointConsensus(self._steps, own, self._outlive).swap_in()
 
     def _outlive(self, failure: PeerError) -> None:
         """Go on with the ranks that are left after a request of this communicator; raises the failure where they cannot."""

@@ -15,6 +15,8 @@ from gossamer.integrations.handshake import tell
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
 from gossamer.runtime import Worker
+from gossamer.runtime.in_flight import FlightKey
+from gossamer.runtime.ranks import FormerRanks
 
 
 class ToldResiduals(Protocol):
@@ -22,6 +24,7 @@ class ToldResiduals(Protocol):
 
     owes: float
     wants_to_know: bool
+    parted: set[tuple[int, int]]  # ranks and lives that have handed over what they owed
 
     def owed(self, ranks: list[int]) -> float: ...
 
@@ -62,6 +65,7 @@ class Regrouping:
     def __init__(self, steps: Stepping, comes: bool) -> None:
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
         self._comes, self._life = comes, steps.fabric.present.life
+        self._before: FormerRanks | None = None  # while the ranks meet: those before the first failure
         self.rest = 0  # the stage of the step that others are in, which this rank has to take part in
         outlasts = self._worker.recipe.schedule.shape.outlasts
         self._mixes = outlasts == "models"
@@ -88,12 +92,12 @@ class Regrouping:
         """Agree on who gives and who takes; safe to be run again after a failure within."""
         worker, present = self._worker, self._fabric.present
         comes = self._comes or present.life != self._life
+        self._before = self._before or FormerRanks(0, worker.ranks.present, worker.ranks.weights)
         self._count_lost(comes)
-        yield from worker.averaging.settle_or_drop()
-        if self._steps.stage:
-            worker.averaging.held.settle()
         done = self._reunion is None or self._reunion.resolved
+        flights = [] if comes else worker.in_flight.averages
         mine = {"comes": comes, "step": worker.step, "stage": self._steps.stage, "done": done}
+        mine |= {"flights": [f.key for f in flights], "under_way": [f.key for f in flights if not f.has_come]}
         everyone: list[dict[str, Any]] = yield from tell(mine, worker.device)
         at_work = [i for i, each in enumerate(everyone) if not each["comes"]]
         if not at_work:
@@ -101,8 +105,17 @@ class Regrouping:
                 "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a "
                 "checkpoint if there is one"
             )
-        giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
+        if comes:
+            worker.ranks.former.clear()
+        else:
+            worker.ranks.change_after(max(_done(everyone[i]) for i in at_work), self._before)
+        self._before = None
+        giver = max(at_work, key=lambda i: (*_place(everyone[i]), -len(everyone[i]["under_way"]), -i))
         takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
+        again = _to_begin_again(everyone, everyone[giver], takes) if worker.averaging.keeps else []
+        yield from worker.averaging.settle_or_drop(again)
+        if self._steps.stage:
+            worker.averaging.held.settle()
         if any(takes):
             how = Handover(giver, takes[worker.rank], not comes)
             yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
@@ -114,6 +127,9 @@ class Regrouping:
         if len(at_work) < len(everyone):
             self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = False, present.life
+        if takes[worker.rank]:  # what is launched at the step under way, it launches when it takes part in the rest
+            again = [key for key in again if key[0] < worker.step or self.rest != 1]
+        yield from worker.averaging.begin_again(again)
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
@@ -143,6 +159,24 @@ class Regrouping:
         worker.step = following - bool(self._steps.stage)
 
 
+def _done(one: dict[str, Any]) -> int:
+    """How many steps a rank has done, and the batch of the next one is not taken yet, or is to be taken again."""
+    return int(one["step"]) - 1 + bool(one["stage"])
+
+
+def _place(one: dict[str, Any]) -> tuple[int, int]:
+    return one["step"], one["stage"]
+
+
 def _is_behind(one: dict[str, Any], giver: dict[str, Any]) -> bool:
-    """True if a rank could not be brought to where the giver is."""
-    return (one["step"], one["stage"]) < (giver["step"], giver["stage"]) and not one["done"]
+    """True if a rank could not be brought to where the giver is, or waits for an average that the giver has taken already."""
+    missed = [key for key in one["under_way"] if key not in giver["flights"] and (key[0], 1) < _place(giver)]
+    return bool(missed) or (_place(one) < _place(giver) and not one["done"])
+
+
+def _to_begin_again(
+    everyone: Sequence[dict[str, Any]], giver: dict[str, Any], takes: Sequence[bool]
+) -> list[FlightKey]:
+    """The averages that some rank still waits for, of those that the furthest rank has launched and not taken."""
+    waiting = {tuple(key) for each, taker in zip(everyone, takes) if not taker for key in each["under_way"]}
+    return sorted(key for key in map(tuple, giver["flights"]) if key in waiting)

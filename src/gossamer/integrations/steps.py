@@ -56,6 +56,7 @@ class StepLoop:
         self.state = StepState.IDLE
         self.regrouping: Regrouping | None = None  # under members(): what happens when they change
         self.parting: Parting | None = None  # and what this rank does if it is told to leave
+        self.retries = 0  # steps that were dropped, and whose numbers are those of the next ones
         self.stage = 0  # of this step: 1 when its optimizers have stepped, 2 when its schedule has ended
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
@@ -110,6 +111,7 @@ class StepLoop:
     def _drop(self) -> None:
         """Drop this step: no parameter has a gradient, so that optimizers leave all as it is."""
         self.worker.drop()
+        self.retries += 1
         self.shared.let_go()
         self.on_new_channels()  # a comm thread that is lost may still write to the buckets of this step
         self.worker.update_step.put()

@@ -1,7 +1,7 @@
 """The ranks of a run, numbered among those that are present."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
 
 
+class FormerRanks(NamedTuple):
+    """The ranks before a change of members, and their weights. Up to the step `until` batches are still cut for them."""
+
+    until: int
+    present: Present
+    weights: Sequence[float]
+
+
 class WorkerRanks(Ranks):
     """The ranks as a worker knows them."""
 
@@ -24,6 +32,19 @@ class WorkerRanks(Ranks):
         self._worker, self.rank, self.size, self.seed = worker, rank, size, seed
         self.number, self.present = rank, Present.all_of(rank, size)  # this rank's number in the whole world
         self.weights: Sequence[float] = ()
+        self.former = list[FormerRanks]()  # in the order of their changes
+
+    def cut_for(self, step: int) -> tuple[Present, Sequence[float]]:
+        """For whom, and by which weights, the batch after `step` steps is cut; on all ranks alike, wherever they learn of a change."""
+        for ranks in self.former:
+            if step < ranks.until:
+                return ranks.present, ranks.weights
+        return self.present, self.weights
+
+    def change_after(self, step: int, before: FormerRanks) -> None:
+        """Cut batches for those who were there `before` until `step` steps are done, the most that any rank has done."""
+        earlier = [ranks._replace(until=min(step, ranks.until)) for ranks in self.former]
+        self.former = [ranks for ranks in (*earlier, before._replace(until=step)) if ranks.until >= self._worker.step]
 
     def regroup(self, present: Present, left: Sequence[int] = ()) -> None:
         """Continue with the ranks present; owners of chunks change."""

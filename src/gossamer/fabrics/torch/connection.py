@@ -40,6 +40,10 @@ class Connection(Protocol):
 
     def answer(self, verb: Crossing) -> Any: ...
 
+    def look(self) -> None:
+        """Raise an error if another rank's connection has ended, without waiting. NCCL cannot tell."""
+        ...
+
     def tear(self) -> None:
         """End all waits on this connection with an error, from any thread. It cannot be used any more."""
         ...

@@ -48,6 +48,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _SLOW = 4.0  # more seconds that a failed rank waits for a slow store
+_LOOK = 0.25  # seconds between two looks at the connections, while this rank waits in the store
 
 
 class Parent(Protocol):
@@ -90,6 +91,7 @@ class NetworkDriver:
         self.asking = False
         self.last: LastCollective | None = None  # kept where ranks may be lost
         self.patience = PATIENCE  # seconds that the others have, after a failure, to report their position
+        self.outlives = False  # True where ranks may be lost: then a broken connection ends a wait in the store too
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
         """Connect this comm thread; all ranks do so together.
@@ -281,11 +283,25 @@ class NetworkDriver:
 
         return guarded
 
-    def _poll(self, ready: Callable[[], bool], halt: threading.Event) -> None:
-        """Poll the store without a deadline; the thread that joins the program has one."""
+    def _poll(self, ready: Callable[[], bool], halt: threading.Event, group: RankGroup | None = None) -> None:
+        """Poll the store without a deadline; the thread that joins the program has one.
+
+        Where ranks may be lost, one of `group` that is dead must not be waited for until its silence shows.
+        """
+        looked = time.monotonic()
+
+        def over() -> bool:
+            nonlocal looked
+            if ready() or self._fabric.flag_is_up("broken"):
+                return True
+            if group is not None and self.outlives and time.monotonic() - looked >= _LOOK:
+                group.look()
+                looked = time.monotonic()
+            return False
+
         self.asking = True
         try:
-            poll(lambda: ready() or self._fabric.flag_is_up("broken"), float("inf"), halt)
+            poll(over, float("inf"), halt)
         finally:
             self.asking = False
 
@@ -336,7 +352,7 @@ class NetworkDriver:
         self, group: RankGroup, store: SharedStore, key: str, text: str, halt: threading.Event
     ) -> dict[int, str]:
         """Post a text and read the texts of all other ranks."""
-        posts = group.meet(store, key, text, lambda ready: self._poll(ready, halt))
+        posts = group.meet(store, key, text, lambda ready: self._poll(ready, halt, group))
         if len(posts) < store.size - 1:
             raise _Trouble("not all ranks have reached it")
         return posts

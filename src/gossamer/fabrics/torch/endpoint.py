@@ -26,6 +26,7 @@ ONE_STORE = (
 
 Path = Literal["alone", "gloo", "nccl", "staged"]
 _DAY = 86_400.0  # seconds
+_CONNECT = 10.0  # seconds that members may take to connect, at least
 _made = Counter[str]()  # endpoints created so far in each group, to keep their keys in the store apart
 
 Crowd = dist.ProcessGroup | Members | None
@@ -119,7 +120,12 @@ class Endpoint:
             everyone = dist.get_process_group_ranks(self.group)
             group = nccl.new_group([everyone[r] for r in ranks], size, deadline, self.device)
             return nccl.Nccl(group, rank, size, self.device)
-        group = gloo(meet, rank, size, waits.deadline)
+        patience = waits.deadline
+        if isinstance(
+            self.group, Members
+        ):  # one that has died since it posted its address is not connected to for ever
+            patience = min(patience, max(self.group.silence, _CONNECT))
+        group = gloo(meet, rank, size, patience)
         return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, self.device)
 
 

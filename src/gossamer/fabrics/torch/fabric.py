@@ -230,7 +230,7 @@ class TorchFabric:
             says = f"cannot start: {refusal}"
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
         if self._members is not None:
-            driver.patience = 0.0  # lost ranks are found by their heartbeat, and the others continue
+            driver.patience, driver.outlives = 0.0, True  # lost ranks are found, and the others continue
             driver.last = None if self._reunion is None else self._reunion.listener()
         lane = CommThread(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane

@@ -80,6 +80,16 @@ class Gloo:
             case Receive(source, length):
                 return self._receive_first(length) if source is None else self._receive(source, length)
 
+    def look(self) -> None:
+        """Raise an error if the connection to another rank has ended, while nothing is under way that would show it.
+
+        gloo has no question for that, but it posts no receive on a connection that has ended. The message never comes.
+        """
+        group = self._group
+        for rank in range(self.size) if isinstance(self._group, ProcessGroupGloo) else ():
+            if rank != self.rank:
+                group.recv([heap(1)], rank, _tag(_NOTHING, 2))
+
     def tear(self) -> None:
         """Close all connections of a gloo group, from any thread: waits on it fail at once, on this rank and its peers.
 

@@ -60,6 +60,11 @@ class RankGroup:
         """Full names of keys and counters that must stay until all ranks have left."""
         return [*self.tickets.open(), *(store.place + key for store, key in self._posted)]
 
+    def look(self) -> None:
+        """Raise an error if another rank of the group is seen to have ended."""
+        if self._connection is not None:
+            self._connection.look()
+
     def tear(self) -> None:
         if self._connection is not None:
             self._connection.tear()

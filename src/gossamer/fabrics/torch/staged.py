@@ -46,6 +46,9 @@ class Staged:
                 answer = self._gloo.answer(verb)
                 return self._up(answer) if source is not None else (answer[0], self._up(answer[1]))
 
+    def look(self) -> None:
+        self._gloo.look()
+
     def tear(self) -> None:
         self._gloo.tear()
 

@@ -18,11 +18,11 @@ from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
 
 
-def refuse_members(group: Members, recipe: Recipe, nodes: object, weight: float, scaler: object = None) -> None:
+def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object = None) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
     refuse_recipe(recipe)
     if not isinstance(recipe.schedule, Elastic):
-        _refuse_beside_steps(recipe, nodes, weight, scaler)
+        _refuse_beside_steps(recipe, nodes, scaler)
     if nodes not in (None, "members"):
         raise AttachError(
             f"members() with nodes={nodes!r}: the number of nodes changes, and the ranks of a node would wait for a lost rank; leave nodes "
@@ -41,7 +41,7 @@ def refuse_recipe(recipe: Recipe) -> None:
         raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
 
 
-def _refuse_beside_steps(recipe: Recipe, nodes: object, weight: float, scaler: object) -> None:
+def _refuse_beside_steps(recipe: Recipe, nodes: object, scaler: object) -> None:
     """Refuse what a recipe whose ranks step together cannot have under members()."""
     if scaler is not None:
         raise AttachError(
@@ -52,11 +52,6 @@ def _refuse_beside_steps(recipe: Recipe, nodes: object, weight: float, scaler: o
         raise AttachError(
             f"members() with nodes='members' and {recipe}: the ranks of a node would wait for a lost rank; leave nodes out, or use "
             "decoupled_diloco"
-        )
-    if weight != 1.0:
-        raise AttachError(
-            f"members() with weight={weight:g} and {recipe}: a weight is a share of all ranks, and some may be lost; leave weight "
-            "out, or use decoupled_diloco"
         )
 
 

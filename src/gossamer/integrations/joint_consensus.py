@@ -1,0 +1,102 @@
+"""Joint consensus: under members(), all who are left agree on one consensus, whoever is lost meanwhile.
+
+A rank that has the consensus may be gone before others notice that a rank is lost. So the ranks vote before and after they
+average: who has it? They are done once all say so, and where only some have it, one of those gives it to the others. After
+members have met again, whatever they were at, the next thing that each of them says is its vote.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.core.errors import PeerError
+from gossamer.core.verbs import MembersChanged, Program, all_gather
+from gossamer.integrations import consensus
+from gossamer.integrations.broadcast import broadcast
+from gossamer.integrations.shared import floats
+from gossamer.integrations.steps import StepLoop
+
+
+class JointConsensus:
+    """Swaps the consensus into a model, together with those who are there."""
+
+    def __init__(self, steps: StepLoop, own: Mapping[str, Tensor], outlive: Callable[[PeerError], None]) -> None:
+        """`own` are copies of the model's parameters and buffers; `outlive` goes on with those who are left, or raises."""
+        self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
+        self._kept, self._outlive = dict(own), outlive
+        self._has = False  # True once the model is the consensus; then `_kept` is that
+
+    def swap_in(self) -> None:
+        while True:
+            try:
+                if self._attempt():
+                    return
+            except MembersChanged:
+                self._return()
+            except PeerError as failure:
+                self._return()
+                self._outlive(failure)
+                if self._has:
+                    self._return()
+
+    def _attempt(self) -> bool:
+        """Vote, and do what the votes say; True if all have the consensus."""
+        began = self._generation
+        holders = self._fabric.run(self._vote())
+        if self._generation != began:
+            return False
+        if all(holders):
+            return True
+        if any(holders):
+            self._fabric.run(self._take(holders.index(True)))
+        else:
+            swapping = consensus.swap_in(self._worker, self._steps.shared)
+            self._fabric.run(up_to_a_change(swapping, lambda: self._generation == began))
+        self._has, self._kept = True, consensus.remember(self._steps.model)
+        return False
+
+    @property
+    def _generation(self) -> int:
+        members = self._fabric.members
+        return 0 if members is None else members.epoch.number
+
+    def _vote(self) -> Program[list[bool]]:
+        """Who has the consensus, by rank."""
+        flag = torch.tensor([self._has], dtype=torch.uint8, device=self._worker.device)
+        return [bool(answer) for answer in (yield from all_gather(flag))]
+
+    def _take(self, giver: int) -> Program[None]:
+        """Copy what a rank has that holds the consensus."""
+        tensors = [param.parameter.detach() for param in self._worker.params.values()]
+        if self._steps.shared.policy != "local":
+            tensors += floats(self._steps.model).values()
+        yield from broadcast(tensors, self._worker.rank - giver, self._worker.device)
+
+    def _return(self) -> None:
+        """Write back what this rank had; under gossip the models are one average now, since the members have met."""
+        if not self._has and self._worker.recipe.schedule.shape.outlasts == "models":
+            self._kept = consensus.remember(self._steps.model)
+        else:
+            consensus.restore(self._steps.model, self._kept)
+
+
+def up_to_a_change(program: Program[Any], unchanged: Callable[[], bool]) -> Program[Any]:
+    """The program, up to its first request after a change of members.
+
+    A rank that was behind has been given the answer that it waited for; those ahead of it begin anew, and so must this one.
+    """
+    answer, error = None, None
+    while True:
+        try:
+            verb = program.send(answer) if error is None else program.throw(error)
+        except StopIteration as end:
+            return end.value
+        if not unchanged():
+            program.close()
+            raise MembersChanged("the members have changed before all had the consensus")
+        try:
+            answer, error = (yield verb), None
+        except Exception as failure:
+            answer, error = None, failure

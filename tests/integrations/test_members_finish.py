@@ -1,0 +1,111 @@
+"""A rank dies in the last collectives of `finish()`, and another has not got their answer: all who are left end with one model.
+
+That a rank is ahead of another is a matter of microseconds, so here one takes part in a collective and is told that it failed.
+"""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+from tests.integrations.test_members import Learners, hold, made_by
+from torch import nn
+
+import gossamer
+from gossamer.core.errors import GossamerError
+from gossamer.fabrics.torch.gloo import Gloo
+
+pytestmark = pytest.mark.gang
+
+STEPS = 14  # within a round: models differ
+VOTES, MODEL = "votes", "model"
+
+
+def after(kind: str, turn: int, then: Callable[[], None]) -> None:
+    """Do something when this process has come through the `turn`-th collective of a kind from now on."""
+    name = "_all_gather" if kind == VOTES else "_all_reduce"
+    before, count = getattr(Gloo, name), [0]
+
+    def counting(gloo: Gloo, *args: Any) -> Any:
+        answer = before(gloo, *args)
+        count[0] += 1
+        if count[0] == turn:
+            then()
+        return answer
+
+    setattr(Gloo, name, counting)
+
+
+def die() -> None:
+    time.sleep(0.3)  # the others are through
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def be_told_that_it_failed() -> None:
+    time.sleep(1.0)  # the others are through, and have gone on
+    raise RuntimeError("Connection closed by peer")
+
+
+def learn(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    group = gossamer.members(silence)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
+        while comm.step < STEPS:
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+        own = flat(model)
+        kind, _, turn = how.partition(" ")
+        if how and rank:
+            after(kind, int(turn), die if rank == 2 else be_told_that_it_failed)
+        comm.finish()
+        pipe.send((own, flat(model), comm.present))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+def flat(model: nn.Module) -> list[float]:
+    return torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist()
+
+
+@pytest.fixture
+def learners() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn)
+
+
+# The votes: who has the consensus, before it and after it; between them each says whether its model is finite.
+@pytest.mark.parametrize(
+    ("recipe", "how"),
+    [
+        ("local_sgd(8)", f"{MODEL} 1"),
+        ("local_sgd(8)", f"{VOTES} 3"),
+        pytest.param("local_sgd(8) + bucket(0.0002)", f"{MODEL} 1", marks=pytest.mark.slow),
+        pytest.param("sgp", f"{VOTES} 3", marks=pytest.mark.slow),
+        pytest.param("decoupled_diloco(8)", f"{VOTES} 3", marks=pytest.mark.slow),
+    ],
+)
+def test_who_was_ahead_and_who_was_behind_end_with_one_model(
+    learners: Callable[..., Learners], recipe: str, how: str
+) -> None:
+    store = hold()
+    crew = learners(3, store.port, recipe, 5.0)
+    for rank in range(3):
+        crew.start(rank, dies=how)
+    outcomes = [crew.hear(rank) for rank in (0, 1)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    (own, mine, _), (other, theirs, present) = outcomes
+    assert own != other
+    assert mine == theirs
+    assert mine not in (own, other)
+    assert 2 not in present
