@@ -72,6 +72,7 @@ class _Residuals:
 
     def __init__(self, told: dict[int, float]) -> None:
         self._told = told
+        self.parted = set[tuple[int, int]]()  # nobody is told to leave in a simulation
 
     def owed(self, ranks: list[int]) -> float:
         return sum(self._told.get(rank, 0.0) for rank in ranks)
