@@ -201,7 +201,7 @@ def test_ranks_killed_at_random_moments_leave_the_others_at_work(
     [
         ("backup(1)", r"cannot go on without a lost rank"),
         ("ad_psgd", r"cannot go on without a lost rank"),
-        ("cocod(8)", r"cocod\(.*cannot go on without a lost rank"),
+        ("streaming_diloco(8)", r"streaming\(.*cannot go on without a lost rank"),
         ("slowmo(4, sharded=True)", r"cannot go on without a lost rank; use .* without sharded"),
         ("gtopk", r"gtopk\(.*cannot go on without a lost rank; use allreduce\(\), gather\(\) or scatter\(\)"),
         ("accordion(epoch=100)", r"counts on the ranks of the start; leave the controller out"),

@@ -15,7 +15,6 @@ from gossamer.integrations.handshake import tell
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
 from gossamer.runtime import Worker
-from gossamer.runtime.in_flight import FlightKey
 from gossamer.runtime.ranks import FormerRanks
 
 
@@ -94,10 +93,11 @@ class Regrouping:
         comes = self._comes or present.life != self._life
         self._before = self._before or FormerRanks(0, worker.ranks.present, worker.ranks.weights)
         self._count_lost(comes)
+        yield from worker.averaging.settle_or_drop()
+        if self._steps.stage:
+            worker.averaging.held.settle()
         done = self._reunion is None or self._reunion.resolved
-        flights = [] if comes else worker.in_flight.averages
         mine = {"comes": comes, "step": worker.step, "stage": self._steps.stage, "done": done}
-        mine |= {"flights": [f.key for f in flights], "under_way": [f.key for f in flights if not f.has_come]}
         everyone: list[dict[str, Any]] = yield from tell(mine, worker.device)
         at_work = [i for i, each in enumerate(everyone) if not each["comes"]]
         if not at_work:
@@ -110,12 +110,8 @@ class Regrouping:
         else:
             worker.ranks.change_after(max(_done(everyone[i]) for i in at_work), self._before)
         self._before = None
-        giver = max(at_work, key=lambda i: (*_place(everyone[i]), -len(everyone[i]["under_way"]), -i))
+        giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
         takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
-        again = _to_begin_again(everyone, everyone[giver], takes) if worker.averaging.keeps else []
-        yield from worker.averaging.settle_or_drop(again)
-        if self._steps.stage:
-            worker.averaging.held.settle()
         if any(takes):
             how = Handover(giver, takes[worker.rank], not comes)
             yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
@@ -127,9 +123,6 @@ class Regrouping:
         if len(at_work) < len(everyone):
             self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = False, present.life
-        if takes[worker.rank]:  # what is launched at the step under way, it launches when it takes part in the rest
-            again = [key for key in again if key[0] < worker.step or self.rest != 1]
-        yield from worker.averaging.begin_again(again)
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
@@ -164,19 +157,6 @@ def _done(one: dict[str, Any]) -> int:
     return int(one["step"]) - 1 + bool(one["stage"])
 
 
-def _place(one: dict[str, Any]) -> tuple[int, int]:
-    return one["step"], one["stage"]
-
-
 def _is_behind(one: dict[str, Any], giver: dict[str, Any]) -> bool:
-    """True if a rank could not be brought to where the giver is, or waits for an average that the giver has taken already."""
-    missed = [key for key in one["under_way"] if key not in giver["flights"] and (key[0], 1) < _place(giver)]
-    return bool(missed) or (_place(one) < _place(giver) and not one["done"])
-
-
-def _to_begin_again(
-    everyone: Sequence[dict[str, Any]], giver: dict[str, Any], takes: Sequence[bool]
-) -> list[FlightKey]:
-    """The averages that some rank still waits for, of those that the furthest rank has launched and not taken."""
-    waiting = {tuple(key) for each, taker in zip(everyone, takes) if not taker for key in each["under_way"]}
-    return sorted(key for key in map(tuple, giver["flights"]) if key in waiting)
+    """True if a rank could not be brought to where the giver is."""
+    return (one["step"], one["stage"]) < (giver["step"], giver["stage"]) and not one["done"]

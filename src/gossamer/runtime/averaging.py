@@ -1,7 +1,7 @@
 """Averaging: sends a bucket's values through its memory and its exchange, and handles the mean."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.buckets import settle_owners
-from gossamer.runtime.in_flight import Carried, FlightKey, InFlight
+from gossamer.runtime.in_flight import Carried, InFlight
 from gossamer.runtime.pending_commit import PendingCommit
 
 if TYPE_CHECKING:
@@ -80,31 +80,26 @@ class Averaging:
 
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging one tensor for each of these buckets."""
-        worker = self._worker
-        flight = InFlight(step=worker.step, which=tuple(which), values=values, over=over)
-        yield from self._begin(flight)
-        if not self.keeps:
-            flight.values = ()
-        worker.in_flight.add(which, flight)
-
-    def _begin(self, flight: InFlight) -> Program[None]:
-        worker, values = self._worker, [self._weighted(value) for value in flight.values]
-        flight.given, flight.handles, flight.drafts = [peak(value) for value in values], {}, []
+        worker, values = self._worker, [self._weighted(value) for value in values]
+        flight = InFlight(given=[peak(value) for value in values])
         if worker.size == 1:  # the mean over one rank, without codec or memory
-            flight.means = dict(zip(flight.which, values, strict=True))
+            flight.means = dict(zip(which, values, strict=True))
             flight.lost = not worker.replica.all(all_finite(values))
         else:
-            for index, value in zip(flight.which, values, strict=True):
-                yield from self._launch(flight, index, value, flight.over)
+            for index, value in zip(which, values, strict=True):
+                yield from self._launch(flight, index, value, over)
+        worker.in_flight.add(which, flight)
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         """Wait for the average of these buckets; None if it is not finite."""
         worker, flights = self._worker, self._worker.in_flight.of(which)
         try:
             for flight in flights:
-                yield from self._settle_at_last(flight)
-        finally:
+                yield from self.settle(flight)
+        except MembersChanged:
             worker.in_flight.pop(which)
+            raise
+        worker.in_flight.pop(which)
         lost = any(flight.lost for flight in flights)
         if lost:
             worker.record.dropped_rounds += 1
@@ -119,16 +114,6 @@ class Averaging:
             loss = yield from worker.controller.mean_loss()
             worker.controller.next = worker.controller.decide(means, loss=loss)
         return means
-
-    def _settle_at_last(self, flight: InFlight) -> Program[None]:
-        """Wait for an average; where the members have changed, and have begun it again, for that one."""
-        while True:
-            handles = flight.handles
-            try:
-                return (yield from self.settle(flight))
-            except MembersChanged:
-                if flight.handles is handles:
-                    raise
 
     def local(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:
         """Average among some ranks, without a check that the means are finite."""
@@ -155,30 +140,12 @@ class Averaging:
         self._gradients, self.means, self.held = InFlight(), [], PendingCommit()
         self.besides, self.besides_values = None, []
 
-    def settle_or_drop(self, again: Collection[FlightKey]) -> Program[None]:
-        """Of averages that complete at a later step, settle those that have arrived, and drop those that never will.
-
-        Those that are to begin `again` stay, without what has arrived of them.
-        """
+    def settle_or_drop(self) -> Program[None]:
+        """Of averages that complete at a later step, settle those that have arrived, and drop those that never will."""
         for flight in self._worker.in_flight.averages:
-            if flight.key in again:
-                flight.means, flight.lost, flight.handles, flight.drafts = {}, False, {}, []
-            elif flight.has_come:
+            if all(handle.done() and not handle.failed() for handle in flight.handles.values()):
                 yield from self.settle(flight)
         self._worker.in_flight.drop_unarrived()
-
-    def begin_again(self, again: Collection[FlightKey]) -> Program[None]:
-        """Start these averages once more, in the same order on all ranks; who has no part in one gives zeros."""
-        worker = self._worker
-        held = {flight.key: flight for flight in worker.in_flight.averages}
-        for key in sorted(again):
-            step, *which = key
-            flight = held.get(key)
-            if flight is None:
-                zeros = [worker.buckets[i].empty() for i in which]
-                flight = InFlight(step=step, which=tuple(which), values=zeros)
-                worker.in_flight.add(which, flight)
-            yield from self._begin(flight)
 
     def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
         """Count which ranks made an average non-finite. `fine`: this rank's input is finite.

@@ -7,13 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.core.bucket import PendingState
-from gossamer.core.contracts import Exchange
 from gossamer.core.verbs import Handle, Program, join
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
 Wires = list[Tensor]
-FlightKey = tuple[int, ...]
-"""What is launched together has the same key on all ranks: the step, and the buckets."""
 
 
 @dataclass(eq=False)
@@ -28,20 +25,6 @@ class InFlight:
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived
     renewed: bool = False  # true if they were launched after a change of members, before anything else was
     lost: bool = False  # true if a mean is not finite
-    # Of values launched at a step, what is needed to launch them again: their buckets, themselves (where they are kept), and how.
-    step: int = 0
-    which: Sequence[int] = ()
-    values: Sequence[Tensor] = ()
-    over: Exchange | None = None
-
-    @property
-    def key(self) -> FlightKey:
-        return (self.step, *self.which)
-
-    @property
-    def has_come(self) -> bool:
-        """True if all of its averages have arrived, and none has failed."""
-        return all(handle.done() and not handle.failed() for handle in self.handles.values())
 
     def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
         self.handles[index] = handle

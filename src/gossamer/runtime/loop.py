@@ -19,7 +19,7 @@ from gossamer.core.loop import (
     UntrainedTensors,
 )
 from gossamer.core.stream_events import record_stream_use
-from gossamer.core.verbs import Program, all_reduce, start
+from gossamer.core.verbs import MembersChanged, Program, all_reduce, start
 from gossamer.runtime.buckets import BucketState, owners
 from gossamer.runtime.optimizer_state import gain
 
@@ -95,6 +95,16 @@ class WorkerAverages(Averages):
         if self._counts != 1:
             values = [value.mul_(self._counts) for value in values]
         yield from self._worker.averaging.launch(self._loop.which, values, over)
+
+    def of(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[list[Tensor] | None]:
+        """Average; after a change of members once more, among those who are there, with what each has given."""
+        while True:
+            yield from self.launch(values, over)
+            try:
+                return (yield from self.wait())
+            except MembersChanged:
+                if not self._worker.averaging.keeps:
+                    raise
 
     def wait(self) -> Program[list[Tensor] | None]:
         return (yield from self._worker.averaging.land(self._loop.which))

@@ -121,7 +121,7 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True, outlasts="round")
+        return Shape(period=self.every, works_alone=True)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
