@@ -52,6 +52,9 @@ def _statement(s: JudgedStatement) -> str:
     said = [f"Verdict: **{s.verdict}** (expected: {s.expected})", f"Rule: {s.rule}"]
     if s.found:
         said.insert(1, f"Found: {s.found}")
+    if s.plan or s.commit:
+        parts = (f"plan {s.plan}" if s.plan else "", f"commit {s.commit}" if s.commit else "")
+        said.append(f"Judged by {', '.join(filter(None, parts))}")
     return _text(f"**{s.key}. {s.says}**") + "\n\n" + "\n".join(map(_item, said))
 
 

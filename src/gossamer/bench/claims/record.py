@@ -26,6 +26,8 @@ class JudgedStatement:
     found: str = ""
     effect: list[float] = field(default_factory=list[float])  # mean, lower and upper bound, where it has one
     unit: str = ""
+    plan: str = ""  # the hash of the plan by which it was judged, where the claim has grown since
+    commit: str = ""  # at which it was judged, where that is not the record's
 
 
 @dataclass
