@@ -247,6 +247,12 @@ def test_pages_and_figures_are_made_from_the_record_alone(known: ClaimRecord, tm
     assert sorted(written) == ["index.md", "toy-numbers.svg", "toy.md"]
     assert "Verdict: **not** (expected: not)" in written["toy.md"]
     assert "4 statements judged: 2 holds, 0 partly, 2 not; 1 wait. 4 came out as expected." in index([known])
+    page = written["index.md"]
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        *("## Holds: 2", "## Does not hold: 2", "## Not judged yet: 1", "## What our scale cannot show"),
+    ]
+    assert "| [toy](toy.md) | e. Faster. | holds | an honest clock |" in page
+    assert "- [toy](toy.md): Everything." in page
     judged = [run for run in known.runs if (run.study, run.case) == ("numbers", "two")]
     assert known.figures[0].lines[0].points == [
         [x, sum(run.rows["y"][i] for run in judged) / len(judged)] for i, x in enumerate([0.0, 1.0])
