@@ -5,11 +5,19 @@ import math
 import pytest
 
 from gossamer import backups
-from gossamer.bench.claims.clocks import BAND, LAWS, DrawnAgain, NowAndThen, paced, share_at_most
+from gossamer.bench.claims.clocks import (
+    BAND,
+    LAWS,
+    DrawnAgain,
+    NowAndThen,
+    paced,
+    share_at_most,
+    throughput,
+    with_a_slow_link,
+)
 from gossamer.bench.claims.evidence import ClaimRun, Evidence
 from gossamer.bench.claims.failing import AWAY, going_on, moments, starting_again
 from gossamer.bench.claims.planned import busy_rates, gossip_on_gpus
-from gossamer.bench.claims.spares import throughput
 from gossamer.planning.losses import restarts_keep
 
 
@@ -25,7 +33,7 @@ def test_a_round_that_overlaps_shows_nothing_and_gossip_half_of_its_message() ->
 
 
 def test_one_slow_link_holds_up_a_ring() -> None:
-    assert paced(0, "allreduce", "constant", 4, 0.5, 2, one_link=0.1)["step"][1] == pytest.approx(1 + 5.0)
+    assert with_a_slow_link(0, "allreduce", "constant", 4, 0.5, 2)["step"][1] == pytest.approx(1 + 5.0)
 
 
 @pytest.mark.parametrize("name", ["exponential", "lognormal", "now and then"])
@@ -62,7 +70,7 @@ def test_failures_come_as_often_as_asked() -> None:
 
 
 def test_who_goes_on_loses_the_time_of_one_rank_and_who_starts_again_that_of_all() -> None:
-    going = going_on(0, "decoupled_diloco(8)", ranks=4, between=100.0, phi=0.2, steps=120, period=8)
+    going = going_on(0, "decoupled_diloco(8)", ranks=4, between=100.0, phi=0.2, steps=120)
     again = starting_again(0, "allreduce", ranks=4, between=100.0, steps=120)
     assert max(going["still"]) <= 1.0
     assert again["restarts"][0] >= 1
@@ -73,7 +81,7 @@ def test_who_goes_on_loses_the_time_of_one_rank_and_who_starts_again_that_of_all
 
 
 def test_without_failures_all_time_becomes_steps() -> None:
-    assert going_on(0, "decoupled_diloco(8)", 4, 1e9, 0.2, 24, 8)["goodput"] == pytest.approx([1, 1, 1])
+    assert going_on(0, "decoupled_diloco(8)", 4, 1e9, 0.2, 24)["goodput"] == pytest.approx([1, 1, 1])
 
 
 def test_spare_ranks_are_counted_as_order_statistics_do_where_nobody_is_late_twice() -> None:

@@ -7,14 +7,16 @@ long, and a statement holds only where it does with all three.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import nn
 
+from gossamer import backups
 from gossamer.bench.claims.evidence import Evidence, Rows
-from gossamer.bench.claims.verdict import Judgement, at_most, banded
+from gossamer.bench.claims.verdict import Judgement, all_of, at_most, banded, within
 from gossamer.costs import Cluster, from_flags
 from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank
 from gossamer.planning.model_cost import ModelCost
@@ -103,13 +105,23 @@ def no_gradient(model: nn.Module, rank: int, step: int) -> float:
     return 0.0
 
 
-def paced(seed: int, recipe: str, law: str, ranks: int, phi: float, steps: int, one_link: float = 1.0) -> Rows:
+def paced(seed: int, recipe: str, law: str, ranks: int, phi: float, steps: int) -> Rows:
     """Seconds of a mean step for each of the `BAND`; all recipes meet the same draws."""
-    drawn, found = DrawnAgain(LAWS[law], seed), list[float]()
-    for stretch in BAND:
-        costs = costs_on(network(ranks, stretch * phi, drawn, one_link), recipe, model_of(), NoWork())
-        found.append(train(crew(recipe, ranks), no_gradient, steps, costs).seconds / steps)
-    return {"step": found}
+    return _timed(recipe, steps, [network(ranks, stretch * phi, DrawnAgain(LAWS[law], seed)) for stretch in BAND])
+
+
+def with_a_slow_link(seed: int, recipe: str, law: str, ranks: int, phi: float, steps: int) -> Rows:
+    """The same where rank 0's link has a tenth of the others' rate."""
+    return _timed(recipe, steps, [network(ranks, stretch * phi, DrawnAgain(LAWS[law], seed), 0.1) for stretch in BAND])
+
+
+def _timed(recipe: str, steps: int, clusters: Sequence[Cluster]) -> Rows:
+    costs = (costs_on(cluster, recipe, model_of(), NoWork()) for cluster in clusters)
+    return {
+        "step": [
+            train(crew(recipe, each.links.cluster.size), no_gradient, steps, each).seconds / steps for each in costs
+        ]
+    }
 
 
 def steps_of(evidence: Evidence, study: str, case: str, place: int) -> dict[int, float]:
@@ -125,3 +137,34 @@ def share_at_most(evidence: Evidence, study: str, one: str, other: str, bar: flo
         return at_most({seed: ours[seed] / theirs[seed] for seed in ours}, bar)
 
     return banded(judged(1, 1), judged(0, 2), judged(2, 0))
+
+
+# -- spare ranks: gradients a second in the simulator, beside what order statistics say ------------------------------------------
+
+MACHINES = 100
+TAILS = {"a little": 0.0476, "usual": 0.2308, "a lot": 0.5}  # tail over constant: .05, .3 and 1
+TRIED = {"a little": (0, 2, 4, 6, 8, 12), "usual": (0, 4, 8, 16, 24, 32), "a lot": (0, 8, 16, 24, 32, 48)}
+SPLITS = {name: {"tail": TAILS[name], "ranks": MACHINES, "steps": 25, "tried": TRIED[name]} for name in TAILS}
+
+
+def throughput(seed: int, tail: float, ranks: int, steps: int, tried: tuple[int, ...]) -> Rows:
+    """Gradients that count a second, for each number of spare ranks; `tail` is the random share of computing."""
+    law, found = DrawnAgain(ShiftedExponential(tail), seed), list[float]()
+    for spare in tried:
+        run = train(crew(f"backup({spare})", ranks), no_gradient, steps, seconds=law.at)
+        found.append((ranks - spare) * steps / min(replica.clock for replica in run.replicas))
+    return {"spare": [*map(float, tried)], "gradients": found}
+
+
+def best_split(evidence: Evidence) -> Judgement:
+    """The number with most gradients a second, over the optimum of order statistics, within 50 % of 1."""
+    parts = dict[str, Judgement]()
+    for name, tail in TAILS.items():
+        optimum = backups.plan(MACHINES, 1 - tail, tail).backups
+        best = {seed: _best(run.rows) / optimum for seed, run in evidence.run("split", name).items()}
+        parts[f"tail {tail:g}, optimum {optimum}"] = within(best, 0.5, 1.5, "of the optimum")
+    return all_of(parts)
+
+
+def _best(rows: Rows) -> float:
+    return max(zip(rows["gradients"], rows["spare"], strict=True))[1]

@@ -12,6 +12,7 @@ from gossamer.costs.laws import Constant
 from gossamer.fabrics.sim import TimeSpan
 from gossamer.planning.losses import save_every
 from gossamer.planning.work import NoWork
+from gossamer.recipe import Recipe
 from gossamer.simulate import costs_on, train
 
 AWAY, SAVING = 60.0, 5.0  # seconds of a restart and of a save, where a step computes for one
@@ -29,12 +30,12 @@ def moments(seed: int, ranks: int, between: float, until: float) -> list[tuple[i
     return out
 
 
-def going_on(seed: int, recipe: str, ranks: int, between: float, phi: float, steps: int, period: int) -> Rows:
+def going_on(seed: int, recipe: str, ranks: int, between: float, phi: float, steps: int) -> Rows:
     """The share of time that becomes steps, and the longest time without any rank that computes, for each of the `BAND`.
 
     A rank that fails is away: its next step takes `AWAY` seconds longer, and a whole round of its steps counts as lost.
     """
-    goodput, still = list[float](), list[float]()
+    goodput, still, period = list[float](), list[float](), Recipe.of(recipe).schedule.shape.period
     lost = moments(seed, ranks, between, 2.0 * steps)
     events = Events(slow=tuple(SlowSteps(r, 1 + AWAY, 1, Begin(seconds=at)) for r, at in lost))
     for stretch in BAND:

@@ -34,7 +34,7 @@ def hours(evidence: Evidence) -> Judgement:
     return banded(*(within({30: ddp[a] / gossip[b]}, least, most, "times") for a, b in ((1, 1), (0, 2), (2, 0))))
 
 
-class Scale(NamedTuple):
+class TwoSites(NamedTuple):
     """A model of Streaming DiLoCo's Table 4: layers, parameters, seconds of a step, fragments of three layers, steps of a round."""
 
     layers: int
@@ -45,9 +45,9 @@ class Scale(NamedTuple):
 
 
 SCALES = {
-    "1B": Scale(24, 1e9, 0.1, 8, 96),
-    "10B": Scale(48, 1e10, 0.8, 16, 96),
-    "100B": Scale(108, 1e11, 4.9, 36, 108),
+    "1B": TwoSites(24, 1e9, 0.1, 8, 96),
+    "10B": TwoSites(48, 1e10, 0.8, 16, 96),
+    "100B": TwoSites(108, 1e11, 4.9, 36, 108),
 }
 STREAMED = "{exchange} + streaming({every}, fragments={fragments}, delay={delay}, mixing={mixing})"
 METHODS = {
@@ -83,7 +83,7 @@ def _two_sites() -> Cluster:
     return replace(made, hosts=free, payload=1.0, efficiency=EXACT, program_seconds=0.0)
 
 
-def _of_layers(scale: Scale) -> ModelCost:
+def _of_layers(scale: TwoSites) -> ModelCost:
     shapes = {f"layers.{i}.w": (1000, int(scale.numel / scale.layers / 1000)) for i in range(scale.layers)}
     return ModelCost(
         shapes=shapes,

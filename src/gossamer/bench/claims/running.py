@@ -22,9 +22,8 @@ import torch
 import gossamer
 from gossamer.bench.claims.claim import ClaimError, ClaimInterrupted, PaperClaim
 from gossamer.bench.claims.evidence import ClaimRun, Evidence, Key
-from gossamer.bench.claims.growth import grown
 from gossamer.bench.claims.plan import ClaimStudy, Contest, PlannedRun, plain, plan_hash
-from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement
+from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement, grown
 from gossamer.bench.claims.sources import commit, sources
 from gossamer.bench.claims.training import DivergedAt
 from gossamer.bench.claims.verdict import ORDER

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gossamer.bench.claims import DEAR, Evidence, Figure, PaperClaim, Rows, Statement, Study
-from gossamer.bench.claims.spares import SPLITS, best_split, throughput
+from gossamer.bench.claims.clocks import SPLITS, best_split, throughput
 from gossamer.bench.claims.verdict import Judgement, all_of, apart, better, gaps, no_worse
 from gossamer.bench.tune.training import batches_of, crew_of, judge
 from gossamer.bench.workloads import get
@@ -115,6 +115,6 @@ CLAIM = PaperClaim(
         "asynchronous": Study(on_arrival, {"on arrival": {"updates": 200, "lr": 0.02}}, quick={"updates": 4}, seeds=DEAR),
         "split": Study(throughput, SPLITS, quick={"steps": 5}, seeds=DEAR),
     },
-    methods=("gossamer.simulate", "gossamer.schedules.backup_workers", "gossamer.bench.claims.spares"),
+    methods=("gossamer.simulate", "gossamer.schedules.backup_workers", "gossamer.bench.claims.clocks"),
     figures=_figures,
 )  # fmt: skip

@@ -66,7 +66,7 @@ CLAIM = PaperClaim(
     "kept. Elastic training itself, which goes on with fewer slices, is not modelled; nor is the time until a failure is noticed.",
     plan={
         "failures": Study(going_on, {f"going on, {b:g}": {"recipe": f"decoupled_diloco({ROUND})", "ranks": LEARNERS, "between": b,
-            "phi": 0.5, "steps": 720, "period": ROUND} for b in BETWEEN}, quick={"steps": 48}, seeds=DEAR),
+            "phi": 0.5, "steps": 720} for b in BETWEEN}, quick={"steps": 48}, seeds=DEAR),
         "restarts": Study(starting_again, {f"starting again, {b:g}": {"recipe": "allreduce", "ranks": LEARNERS, "between": b,
             "steps": 2160} for b in BETWEEN}, quick={"steps": 48}, seeds=DEAR),
     },

@@ -1,4 +1,7 @@
-"""1-bit Adam: as Adam, after a warm-up."""
+"""1-bit Adam: as Adam, after a warm-up.
+
+Once the warm-up is over the second moment stays as it is, and momenta travel as signs with a scale and error feedback.
+"""
 
 from gossamer.bench.claims import DEAR, Contest, Evidence, Figure, PaperClaim, Statement
 from gossamer.bench.claims.evidence import by_steps_and_bytes

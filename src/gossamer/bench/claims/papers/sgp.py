@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from gossamer.bench.claims import DEAR, Evidence, Figure, PaperClaim, Rows, Statement, Study
-from gossamer.bench.claims.clocks import RANDOM, TIMED, paced, share_at_most, steps_of
+from gossamer.bench.claims.clocks import RANDOM, TIMED, paced, share_at_most, steps_of, with_a_slow_link
 from gossamer.bench.claims.planned import gossip_on_gpus, hours
 from gossamer.bench.claims.verdict import Judgement, all_of, within
 from gossamer.bench.workloads import get
@@ -111,7 +111,7 @@ CLAIM = PaperClaim(
         ),
         "laws": Study(paced, {f"{r}, {law}": {"recipe": r, "law": law, "ranks": 32, "phi": 0.55, "steps": 32}
                 for law in (*RANDOM, "always slow") for r in ("allreduce", "sgp", "osgp")}, quick={"steps": 4}, seeds=DEAR),
-        "link": Study(paced, {r: {"recipe": r, "law": "exponential", "ranks": 32, "phi": 0.55, "steps": 32, "one_link": 0.1}
+        "link": Study(with_a_slow_link, {r: {"recipe": r, "law": "exponential", "ranks": 32, "phi": 0.55, "steps": 32}
                 for r in ("allreduce", "sgp", "osgp")}, quick={"steps": 4}, seeds=DEAR),
         "hours": Study(gossip_on_gpus, {name: {"name": name} for name in ("ddp", "allreduce", "sgp", "osgp")}, seeds=(30,)),
     },
