@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -114,19 +111,11 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@contextmanager
-def _here() -> Generator[ThreadPoolExecutor]:
-    """Runs in this process, one at a time: an interrupt then comes between any two of them."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-        pool.shutdown(cancel_futures=True)
-
-
 def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
     known: ClaimRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process is killed here; a test that is marked slow does that."""
-    monkeypatch.setattr(running, "_pool", _here)
+    monkeypatch.setattr(running, "_pool", toy.in_this_process)
     undisturbed, path, rng = tmp_path / "undisturbed.json", tmp_path / "toy.json", random.Random(1)
     known.write(undisturbed)
     for _ in range(5):
