@@ -43,8 +43,8 @@ def test_laws_are_of_mean_one_and_the_same_for_all_recipes(name: str) -> None:
     drawn = [law.at(rank, step) for rank in range(20) for step in range(1000)]
     spread = math.sqrt(sum((x - 1) ** 2 for x in drawn) / len(drawn))
     assert abs(sum(drawn) / len(drawn) - 1) < 5 * spread / math.sqrt(len(drawn))
-    assert drawn[:5] == [law.at(0, step) for step in range(5)]
-    assert drawn[:5] != [DrawnAgain(LAWS[name], 4).at(0, step) for step in range(5)]
+    assert drawn[:1000] == [law.at(0, step) for step in range(1000)]
+    assert drawn[:1000] != [DrawnAgain(LAWS[name], 4).at(0, step) for step in range(1000)]
 
 
 def test_a_rank_is_slow_now_and_then() -> None:
@@ -70,11 +70,12 @@ def test_failures_come_as_often_as_asked() -> None:
 
 
 def test_who_goes_on_loses_the_time_of_one_rank_and_who_starts_again_that_of_all() -> None:
-    going = going_on(0, "decoupled_diloco(8)", ranks=4, between=100.0, phi=0.2, steps=120)
-    again = starting_again(0, "allreduce", ranks=4, between=100.0, steps=120)
+    """With seed 3 ranks 0 and 2 fail, after 86 and 94 of 120 steps, and lose a round each."""
+    going = going_on(3, "decoupled_diloco(8)", ranks=4, between=100.0, phi=0.2, steps=120)
+    again = starting_again(3, "allreduce", ranks=4, between=100.0, steps=120)
     assert max(going["still"]) <= 1.0
     assert again["restarts"][0] >= 1
-    assert 0.5 < min(going["goodput"]) <= max(going["goodput"]) < 1
+    assert going["goodput"] == pytest.approx([(120 + 86 + 120 + 94 - 2 * 8) / (4 * 120)] * 3, abs=0.01)
     assert again["goodput"][0] < min(going["goodput"])
     assert again["goodput"][0] < 120 / (120 + AWAY)
     assert restarts_keep(198.0, AWAY, 5.0) == pytest.approx(0.58, abs=0.005)
