@@ -53,7 +53,7 @@ def at_least(values: Mapping[int, float], bar: float, unit: str = "") -> Judgeme
 def banded(planned: Judgement, *ends: Judgement) -> Judgement:
     """A statement of time: it holds where it does as planned and at both ends of the planner's error, else at most partly.
 
-    >>> shown, missed = better({30: 0.2, 31: 0.3}), better({30: -0.2, 31: -0.3})
+    >>> shown, missed = better({30: 0.29, 31: 0.3}), better({30: -0.2, 31: -0.3})
     >>> [banded(shown, shown, shown).verdict, banded(shown, shown, missed).verdict, banded(missed, shown, shown).verdict]
     ['holds', 'partly', 'not']
     """
