@@ -7,9 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -114,19 +111,11 @@ def _written(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-@contextmanager
-def _here() -> Generator[ThreadPoolExecutor]:
-    """Runs in this process, one at a time: an interrupt then comes between any two of them."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool
-        pool.shutdown(cancel_futures=True)
-
-
 def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
     known: ClaimRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process is killed here; a test that is marked slow does that."""
-    monkeypatch.setattr(running, "_pool", _here)
+    monkeypatch.setattr(running, "_pool", toy.in_this_process)
     undisturbed, path, rng = tmp_path / "undisturbed.json", tmp_path / "toy.json", random.Random(1)
     known.write(undisturbed)
     for _ in range(5):
@@ -247,6 +236,12 @@ def test_pages_and_figures_are_made_from_the_record_alone(known: ClaimRecord, tm
     assert sorted(written) == ["index.md", "toy-numbers.svg", "toy.md"]
     assert "Verdict: **not** (expected: not)" in written["toy.md"]
     assert "4 statements judged: 2 holds, 0 partly, 2 not; 1 wait. 4 came out as expected." in index([known])
+    page = written["index.md"]
+    assert [line for line in page.splitlines() if line.startswith("## ")] == [
+        *("## Holds: 2", "## Does not hold: 2", "## Not judged yet: 1", "## What our scale cannot show"),
+    ]
+    assert "| [toy](toy.md) | e. Faster. | holds | an honest clock |" in page
+    assert "- [toy](toy.md): Everything." in page
     judged = [run for run in known.runs if (run.study, run.case) == ("numbers", "two")]
     assert known.figures[0].lines[0].points == [
         [x, sum(run.rows["y"][i] for run in judged) / len(judged)] for i, x in enumerate([0.0, 1.0])

@@ -1,8 +1,20 @@
 """A claim for the tests: a function that takes no time, and one contest with a contender that is sabotaged on purpose."""
 
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 from gossamer.bench.claims import Contest, Evidence, Figure, PaperClaim, Statement, Study
 from gossamer.bench.claims.evidence import Rows
 from gossamer.bench.claims.verdict import apart, better, gaps, no_worse, within
+
+
+@contextmanager
+def in_this_process() -> Generator[ThreadPoolExecutor]:
+    """Runs one at a time and without processes that load torch: an interrupt then comes between any two of them."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
 
 
 def measure(seed: int, scale: float) -> Rows:

@@ -11,8 +11,12 @@ To write one, add a file to `papers/`, of at most 120 lines, that ends with `CLA
   Settings are plain values, since the hash of the plan is of them; what `--quick` makes smaller is in `quick`.
 - `figures`: lines as data, from the evidence; `methods`: modules that a study uses, so that a change makes it stale.
 
+Seconds are virtual: `clocks` has laws of computing, a network, and the band in which the planner is believed; a statement of
+time holds only where it does in the whole band (`verdict.banded`).
+
 Pilots use seeds 0 to 2 only. Commit the plan, then run it once: `gossamer claims NAME`. A rule is not changed afterwards;
-a plan that changes in anything has another hash, and the old verdict stays in the record. A control that no recipe offers
+a plan that changes in anything has another hash, and the old verdict stays in the record. A claim may grow: give a statement
+that waits its rule, judge and study, leave all others as they are, and the same command runs only what is new. A control that no recipe offers
 is a part in the claim's own file.
 
 >>> [name for name in names() if name == "woodworth"]

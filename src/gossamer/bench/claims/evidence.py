@@ -85,6 +85,15 @@ class Evidence:
         return Line(name or case, [[a, b] for a, b in zip(across, up, strict=False)])
 
 
+def by_steps_and_bytes(evidence: Evidence, study: str, cases: Sequence[str], quality: str) -> list[ClaimFigure]:
+    """Two charts of a contest: held-out quality over the bytes of a rank, and over steps."""
+    sent, steps = ([evidence.mean_line(study, case, x, "quality") for case in cases] for x in ("sent", "steps"))
+    return [
+        ClaimFigure("sent", f"Held-out {quality} over bytes of a rank", "bytes", quality, log_x=True, lines=sent),
+        ClaimFigure("steps", f"Held-out {quality}", "steps", quality, lines=steps),
+    ]
+
+
 def mean(values: Mapping[int, float]) -> float:
     """Over seeds."""
     return fmean(values.values()) if values else math.nan

@@ -1,7 +1,7 @@
 """What a claim leaves behind: one JSON file with all runs, their settings and versions, and the verdicts as found."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class JudgedStatement:
     found: str = ""
     effect: list[float] = field(default_factory=list[float])  # mean, lower and upper bound, where it has one
     unit: str = ""
+    plan: str = ""  # the hash of the plan by which it was judged, where the claim has grown since
+    commit: str = ""  # at which it was judged, where that is not the record's
 
 
 @dataclass
@@ -112,3 +114,47 @@ def _run(table: dict[str, Any]) -> ClaimRun:
 def _figure(table: dict[str, Any]) -> ClaimFigure:
     lines = [Line(each["name"], [[record.number(v) for v in p] for p in each["points"]]) for each in table["lines"]]
     return record.made(ClaimFigure, {**table, "lines": lines})
+
+
+# -- a claim that grows: statements that waited get a rule, a judge and runs ---------------------------------------------------
+
+
+def grown(known: ClaimRecord, fresh: ClaimRecord) -> ClaimRecord | None:
+    """The record to go on with, where the plan of `fresh` is that of `known` and more; None where anything else has changed.
+
+    All studies must be there as they were planned, and all statements that were judged with their rule and what was expected
+    of them. Runs and verdicts stay; whatever is new is still to be run. Fingerprints of code stay too, so that the verdicts
+    are stale where that code has changed, until `--confirm`.
+    """
+    if not known.done or not _has_all(known.settings, fresh.settings):
+        return None
+    before = {s.key: s for s in known.statements}
+    if {*before} - {s.key for s in fresh.statements}:
+        return None
+    statements = list[JudgedStatement]()
+    for new in fresh.statements:
+        old = before.get(new.key)
+        if old is None or old.verdict not in ORDER:
+            statements.append(new)
+        elif (old.rule, old.expected) == (new.rule, new.expected):
+            statements.append(replace(old, says=new.says, plan=old.plan or known.plan))
+        else:
+            return None
+    return replace(
+        known,
+        paper=fresh.paper,
+        setup=fresh.setup,
+        limits=fresh.limits,
+        plan=fresh.plan,
+        settings=fresh.settings,
+        sources={**fresh.sources, **known.sources},
+        statements=statements,
+        seeds=sorted({*known.seeds, *fresh.seeds}),
+        done=False,
+    )
+
+
+def _has_all(known: dict[str, Any], fresh: dict[str, Any]) -> bool:
+    """True if each study is there as it was; a record has gone through JSON, which has lists for tuples."""
+    asked: dict[str, Any] = json.loads(json.dumps(fresh))
+    return all(asked.get(name) == json.loads(json.dumps(study)) for name, study in known.items())

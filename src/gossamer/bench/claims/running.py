@@ -23,9 +23,10 @@ import gossamer
 from gossamer.bench.claims.claim import ClaimError, ClaimInterrupted, PaperClaim
 from gossamer.bench.claims.evidence import ClaimRun, Evidence, Key
 from gossamer.bench.claims.plan import ClaimStudy, Contest, PlannedRun, plain, plan_hash
-from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement
+from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement, grown
 from gossamer.bench.claims.sources import commit, sources
 from gossamer.bench.claims.training import DivergedAt
+from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.compare.parent_death import end_with_parent
 from gossamer.core.errors import GossamerError
 
@@ -62,7 +63,10 @@ def empty(claim: PaperClaim) -> ClaimRecord:
 
 
 def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
-    """The record to go on with; with `anew`, that of another plan makes room and its verdicts stay in the new one."""
+    """The record to go on with. That of a plan which has only grown since keeps its verdicts, and its new statements wait.
+
+    With `anew`, that of another plan makes room, and its verdicts stay in the new one as earlier ones.
+    """
     if not path.exists():
         return empty(claim)
     try:
@@ -73,6 +77,8 @@ def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
         raise ClaimError(f"{path} is the record of the claim {known.claim!r}, not of {claim.name!r}; rename it")
     if known.plan == hash_of(claim):
         return known
+    if (more := grown(known, empty(claim))) is not None:
+        return more
     if not anew:
         raise ClaimError(
             f"{path} is of another plan ({known.plan}; that of this version is {hash_of(claim)}); "
@@ -152,14 +158,15 @@ def _close(one: float, other: float) -> bool:
 
 
 def judge(claim: PaperClaim, known: ClaimRecord) -> None:
-    """Give the verdicts and draw the figures, from the record's runs."""
-    evidence = Evidence(known.runs)
+    """Give the verdicts that are not given yet and draw the figures, from the record's runs."""
+    evidence, now = Evidence(known.runs), commit()
     for statement, row in zip(claim.statements, known.statements, strict=True):
-        if statement.judge is None:
+        if statement.judge is None or row.verdict in ORDER:
             continue
         found = statement.judge(evidence)
         row.verdict, row.found, row.unit = found.verdict, found.found, found.unit
         row.effect = [found.effect.mean, found.effect.low, found.effect.high] if found.effect else []
+        row.commit = "" if now == known.commit else now
     known.figures = claim.figures(evidence)
 
 

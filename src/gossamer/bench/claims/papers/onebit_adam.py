@@ -1,6 +1,10 @@
-"""1-bit Adam: as Adam, after a warm-up."""
+"""1-bit Adam: as Adam, after a warm-up.
+
+Once the warm-up is over the second moment stays as it is, and momenta travel as signs with a scale and error feedback.
+"""
 
 from gossamer.bench.claims import DEAR, Contest, Evidence, Figure, PaperClaim, Statement
+from gossamer.bench.claims.evidence import by_steps_and_bytes
 from gossamer.bench.claims.verdict import Judgement, gaps, no_worse
 
 STEPS = 96
@@ -12,10 +16,7 @@ def _judge(e: Evidence) -> Judgement:
 
 
 def _figures(e: Evidence) -> list[Figure]:
-    lines = [e.mean_line("lm-bytes", c, "steps", "quality") for c in ("Adam", "1-bit Adam")]
-    sent = [e.mean_line("lm-bytes", c, "sent", "quality") for c in e.cases("lm-bytes")]
-    bytes_ = Figure("sent", "Held-out loss over bytes of a rank", "bytes", "loss", log_x=True, lines=sent)
-    return [bytes_, Figure("steps", "Held-out loss", "steps", "loss", lines=lines)]
+    return by_steps_and_bytes(e, "lm-bytes", ("Adam", "1-bit Adam"), "loss")
 
 
 CLAIM = PaperClaim(

@@ -1,6 +1,7 @@
 """PowerSGD: low rank with error feedback as accurate as dense gradients."""
 
 from gossamer.bench.claims import DEAR, Contest, Evidence, Figure, PaperClaim, Statement
+from gossamer.bench.claims.evidence import by_steps_and_bytes
 from gossamer.bench.claims.verdict import Judgement, apart, no_worse
 
 
@@ -10,10 +11,7 @@ def _judge(e: Evidence) -> Judgement:
 
 
 def _figures(e: Evidence) -> list[Figure]:
-    lines = [e.mean_line("fashion", c, "steps", "quality") for c in ("dense", "rank 4")]
-    sent = [e.mean_line("fashion", c, "sent", "quality") for c in e.cases("fashion")]
-    bytes_ = Figure("sent", "Held-out accuracy over bytes of a rank", "bytes", "accuracy", log_x=True, lines=sent)
-    return [bytes_, Figure("steps", "Held-out accuracy", "steps", "accuracy", lines=lines)]
+    return by_steps_and_bytes(e, "fashion", ("dense", "rank 4"), "accuracy")
 
 
 CLAIM = PaperClaim(

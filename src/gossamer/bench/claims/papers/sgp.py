@@ -1,9 +1,11 @@
-"""Stochastic Gradient Push: ranks that only gossip agree in the end."""
+"""Stochastic Gradient Push: ranks that only gossip agree in the end, and do not wait for all others."""
 
 import torch
 from torch import nn
 
-from gossamer.bench.claims import Evidence, Figure, PaperClaim, Rows, Statement, Study
+from gossamer.bench.claims import DEAR, Evidence, Figure, PaperClaim, Rows, Statement, Study
+from gossamer.bench.claims.clocks import RANDOM, TIMED, paced, share_at_most, steps_of, with_a_slow_link
+from gossamer.bench.claims.planned import gossip_on_gpus, hours
 from gossamer.bench.claims.verdict import Judgement, all_of, within
 from gossamer.bench.workloads import get
 from gossamer.simulate import Replica, replicas, train
@@ -43,6 +45,23 @@ def _consensus(e: Evidence) -> Judgement:
     return all_of({"at the end of the decay": decayed, f"after {ROUNDS} rounds": exact})
 
 
+def _robust(e: Evidence) -> Judgement:
+    bars = (("sgp", 0.9), ("osgp", 0.75))
+    return all_of(
+        {
+            f"{law}, {r}": share_at_most(e, "laws", f"{r}, {law}", f"allreduce, {law}", b)
+            for law in RANDOM
+            for r, b in bars
+        }
+    )
+
+
+def _always(e: Evidence) -> Judgement:
+    return all_of(
+        {r: within(steps_of(e, "laws", f"{r}, always slow", 0), 1.9, 2.6) for r in ("allreduce", "sgp", "osgp")}
+    )
+
+
 def _figures(e: Evidence) -> list[Figure]:
     lines = [e.mean_line("ridge", c, "steps", "apart") for c in ("sgp", "sgp, one round late")]
     return [Figure("steps", "The rank that is furthest from the mean model", "step", "distance", False, True, lines)]
@@ -53,9 +72,7 @@ CLAIM = PaperClaim(
     paper="Assran, Loizou, Ballas, Rabbat, Stochastic Gradient Push for Distributed Deep Learning, 2019 (abstract read)",
     module=__name__,
     statements=(
-        Statement(
-            "a", "It converges at the rate of SGD.", "slopes of gradient norms", "holds", waits="runs of 16 ranks"
-        ),
+        Statement("a", "It converges at the rate of SGD.", "slopes of gradient norms", "holds", waits="runs of 16 ranks"),
         Statement(
             "b",
             "All nodes achieve consensus.",
@@ -63,16 +80,26 @@ CLAIM = PaperClaim(
             "holds",
             _consensus,
         ),
-        Statement(
-            "c", "It is robust to stragglers and delays.", "ratios of step times", "holds", waits="an honest clock"
-        ),
-        Statement("d", "It takes a third of the time on 32 nodes.", "hours", "partly", waits="an honest clock"),
+        Statement("c", "It is robust to stragglers and delays.",
+            "32 ranks, three random laws: a step of sgp at most .9 and of overlapped gossip .75 of all-reduce's (upper bounds)",
+            "holds", _robust),
+        Statement("c link", "It is robust to one slow link.",
+            "one link of 32 at a tenth: a step of overlapped gossip takes at most .6 of all-reduce's (upper bound)",
+            "partly", lambda e: share_at_most(e, "link", "osgp", "allreduce", 0.6)),
+        Statement("c always", "Against a rank that is always twice as slow it does not help (not in the paper).",
+            "steps of all-reduce, gossip and overlapped gossip take 1.9 to 2.6 of the others' computing; all seeds",
+            "holds", _always),
+        Statement("d", "It takes a third of the time on 32 nodes.",
+            "ResNet-50, 32 nodes of 8 GPUs, 10 Gbit/s: DDP's planned step over overlapped gossip's is within 25 % of 5 / 1.6",
+            "not", hours),
     ),
     setup=(
-        "Ridge regression, eight ranks with a source of their own each, batches of 32, 400 steps.",
-        "The learning rate falls to a thousandth, and then to zero for six rounds.",
+        "b: ridge, eight ranks with a source each, batches of 32, 400 steps; the rate falls to a thousandth, then to zero for six rounds.",
+        "c: virtual ranks; an all-reduce takes .55 of computing, which varies by a law; nothing of it is hidden in backward.",
+        "d: the planner, with the 271 ms of computing that the authors' later Table 2 (SlowMo, overlapped gossip) has for a step.",
     ),
-    limits="Not ImageNet, and eight ranks. A form whose mass is not pushed, as a contrast, is not run.",
+    limits="Not ImageNet: no accuracy, and eight ranks for consensus. Hours are steps here; the authors' all-reduce of 2018 is not "
+    "today's DDP. A form whose mass is not pushed, as a contrast, is not run.",
     plan={
         "ridge": Study(
             measure,
@@ -81,8 +108,13 @@ CLAIM = PaperClaim(
                 "sgp, one round late": {"recipe": "osgp", "steps": 400, "every": 20},
             },
             quick={"steps": 40},
-        )
+        ),
+        "laws": Study(paced, {f"{r}, {law}": {"recipe": r, "law": law, "ranks": 32, "phi": 0.55, "steps": 32}
+                for law in (*RANDOM, "always slow") for r in ("allreduce", "sgp", "osgp")}, quick={"steps": 4}, seeds=DEAR),
+        "link": Study(with_a_slow_link, {r: {"recipe": r, "law": "exponential", "ranks": 32, "phi": 0.55, "steps": 32}
+                for r in ("allreduce", "sgp", "osgp")}, quick={"steps": 4}, seeds=DEAR),
+        "hours": Study(gossip_on_gpus, {name: {"name": name} for name in ("ddp", "allreduce", "sgp", "osgp")}, seeds=(30,)),
     },
-    methods=("gossamer.mixers.push_sum", "gossamer.schedules.gossip", "gossamer.topologies"),
+    methods=("gossamer.mixers.push_sum", "gossamer.schedules.gossip", "gossamer.topologies", *TIMED),
     figures=_figures,
-)
+)  # fmt: skip
