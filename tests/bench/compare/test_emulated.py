@@ -25,8 +25,8 @@ NAMES = {name: name for name in ("ddp", "allreduce", "qsgd", "topk", "local_sgd(
 
 def after_a_step(rank: int, size: int, kind: str) -> tuple[float, bool]:
     """How far a model is from where the mean of all ranks' gradients leads, and whether it is the same on all ranks."""
-    workload = emulated(workloads.get("lm-bytes"), "2ms")
-    plan = ComparePlan({kind: kind}, "lm-bytes", compute="2ms")
+    workload = emulated(workloads.get("lm"), "2ms")
+    plan = ComparePlan({kind: kind}, "lm", compute="2ms")
     training = RankRun(kind, kind, workload, plan, new_group(30.0))
     training.train_slice(1, 1, lambda _: None)
     wanted = workload.model()

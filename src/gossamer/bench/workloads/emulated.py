@@ -46,7 +46,7 @@ def measure_order(workload: Workload) -> BackwardOrder:
     They do not depend on the processor, so all ranks find the same. A parameter of several uses comes with the last one;
     one without a gradient does not come at all.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # it loads Triton, for which every rank would wait
+    from torch.utils.flop_counter import FlopCounterMode  # it loads Triton, for which a launcher would wait
 
     model = workload.model()
     counted = list[tuple[str, nn.Parameter, int]]()
