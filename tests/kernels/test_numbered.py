@@ -14,7 +14,7 @@ BACKENDS = [b for b in kernels.backends() if b != "triton"]  # that one is tried
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("keep", "n"), [(3, 9), (6, 12), (7, 8)])
+@pytest.mark.parametrize(("keep", "n"), [(3, 9), (6, 12), (7, 9)])
 def test_every_set_has_a_number_of_its_own_and_other_numbers_are_refused(backend: Backend, keep: int, n: int) -> None:
     places, form = torch.tensor(list(combinations(range(n), keep))), Places(keep, n)
     assert form.number_bits > 0
