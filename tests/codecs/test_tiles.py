@@ -15,7 +15,7 @@ from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.kernels.layout import Places
-from gossamer.kernels.reference import places as reference
+from gossamer.kernels.reference import numbered as reference
 from gossamer.planning.bytes import bytes_per_step
 
 SHAPES = [(), (5,), (130,), (1, 1), (64, 64), (100, 30), (67, 129), (3, 5, 7), (1283, 2)]
@@ -39,13 +39,13 @@ def test_of_a_full_tile_77_bytes_travel_and_16_of_a_tensor() -> None:
 
 
 def test_the_wire_of_two_places_is_known_to_the_bit() -> None:
-    """Places 1 and 14 of 16: two low bits of each, 01 and 10, then their high parts 0 and 3 as ones at positions 0 and 3 + 1."""
+    """Places 1 and 14 of 16: three low bits of each, 001 and 110, then the number of their high parts 0 and 1, which is 1."""
     x = torch.zeros(4, 4)
     x.view(-1)[[1, 14]] = torch.tensor([5.0, 6.0])
     given = Bucket.of({"w": x})
     wire = TileTopK(keep=2, side=4, bits=32).encode(given, {}, context())
     assert wire[:8].view(torch.float32).tolist() == [5.0, 6.0]
-    assert wire[8:].tolist() == [0b1001 | 0b10001 << 4 & 255, 0b10001 >> 4]
+    assert wire[8:].tolist() == [0b01_110_001]
 
 
 TILED = {"a": (130, 70), "b": (300,), "c": (5,), "d": (8, 8), "e": (1, 1), "f": (3, 5, 7)}
@@ -106,8 +106,8 @@ def test_a_tile_with_another_number_of_places_is_refused() -> None:
 def test_where_nobody_waits_a_damaged_tile_s_places_lie_beyond_it_and_spoil_it() -> None:
     """As on a GPU, where the host is not told."""
     wire, form = kernels.places_encode(torch.tensor([[1, 5], [3, 9]]), 16), Places(2, 16)
-    wire[0] ^= 0b11  # a place's low bits, so that its tile is another; and more ones than places
-    wire[form.row_bytes + 1] = 255
+    wire[0] ^= 0b11  # a place's low bits, so that it is another; and a number that no set has
+    wire[form.row_bytes] = 255
     places = reference.decode(wire, form)
     assert places.tolist() == [[2, 5], [16, 16]]
     assert spread(places, torch.ones(2, 2), 16).isnan().sum(1).tolist() == [0, 1]

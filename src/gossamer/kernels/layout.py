@@ -318,7 +318,10 @@ def _shortest(keep: int, n: int) -> _Row:
         ones = low * keep + keep + ((n - 1) >> low)
         rows.append(_Row(-(-ones // 8), 0, ones, low))
         most = _most(keep, n, low)
-        if max(keep, most) <= _LARGEST and (bits := (comb(keep + most, keep) - 1).bit_length()) <= _LONGEST_NUMBER:
+        if not 0 < most <= _LARGEST or keep > _LARGEST:
+            continue
+        bits = (comb(keep + most, keep) - 1).bit_length()
+        if bits <= _LONGEST_NUMBER:
             rows.append(_Row(-(-(low * keep + bits) // 8), bits, low * keep + bits, low))
     return min(rows)
 
