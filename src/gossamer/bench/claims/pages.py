@@ -159,7 +159,14 @@ def _table(found: Sequence[tuple[ClaimRecord, JudgedStatement]], verdict: str) -
 
 def _judged(known: ClaimRecord, s: JudgedStatement) -> tuple[str, ...]:
     effect = "{:.3g} [{:.3g}, {:.3g}] {}".format(*s.effect, s.unit).strip() if s.effect else ""
-    return effect, str(len(known.seeds)), f"{known.wall / 60:.1f}"
+    return effect, _seeds(known), f"{known.wall / 60:.1f}"
+
+
+def _seeds(known: ClaimRecord) -> str:
+    """How many were judged; studies of one claim may have different numbers."""
+    judged = [(run.study, run.seed) for run in known.runs if run.stage == "judged"]
+    counts = sorted({len({seed for study, seed in judged if study == each}) for each, _ in judged})
+    return "" if not counts else f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 
 def _waiting(s: JudgedStatement) -> tuple[str, ...]:

@@ -126,9 +126,10 @@ def grown(known: ClaimRecord, fresh: ClaimRecord) -> ClaimRecord | None:
     of them. Runs and verdicts stay; whatever is new is still to be run. Fingerprints of code stay too, so that the verdicts
     are stale where that code has changed, until `--confirm`.
     """
-    if not known.done or not _has_all(known.settings, fresh.settings):
-        return None
     before = {s.key: s for s in known.statements}
+    adds = {*fresh.settings} - {*known.settings} or any(before.get(s.key, s).rule != s.rule for s in fresh.statements)
+    if not known.done or not adds or not _has_all(known.settings, fresh.settings):
+        return None
     if {*before} - {s.key for s in fresh.statements}:
         return None
     statements = list[JudgedStatement]()
