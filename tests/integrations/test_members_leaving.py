@@ -114,7 +114,7 @@ class Crew:
         return [self.outcome(rank) for rank in ranks]
 
 
-QUICK = ["gather(topk(0.02)) + error_feedback()", "local_sgd(50)", "sgp", "decoupled_diloco(8)"]
+QUICK = ["gather(topk(0.02)) + error_feedback()", "local_sgd(1000)", "sgp", "decoupled_diloco(8)"]
 LONG = [
     "allreduce",
     "qsgd",
@@ -122,8 +122,8 @@ LONG = [
     "powersgd",
     "gather(qsgd()) + diana()",
     "gather(topk()) + ef21(eta=1.0)",
-    "slowmo(30)",
-    "diloco(30)",
+    "slowmo(1000)",
+    "diloco(1000)",
     "sparse_loco(30)",
     "allreduce + gossip(symmetric())",
     "osgp",
