@@ -8,7 +8,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 
 class DeepSpeedEngine(nn.Module):
-    """Stands for DeepSpeed's, which needs a GPU or a compiler: gossamer knows it by its name."""
+    """Stands for DeepSpeed's, which compiles before it begins: gossamer knows it by its name."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
