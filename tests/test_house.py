@@ -178,8 +178,8 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 HOUSE = House(ROOT)
 # The goal is 30,000: 4,400 are costs and plans, 1,200 the codec eden and its kernels, 2,000 trainers and shards, 1,200 auto,
 # 1,800 nine methods of the years 2023 to 2026, 1,200 the simulator's costs, events and restarts, 1,050 the events of a run, 560 data
-# and their order, 1,550 members under every recipe, their seats, nodes and ends.
-LIBRARY_LINES = 52_650
+# and their order, 1,400 members under every recipe, their seats and nodes.
+LIBRARY_LINES = 52_500
 # The goal is 10,000: 570 are the emulated accelerator, 1,600 plan and measure a cluster, 140 measure noise, 500 the page of a plan,
 # 3,200 the claims of papers, 330 goodput.
 TOOL_LINES = 22_000
