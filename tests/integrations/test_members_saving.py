@@ -39,13 +39,14 @@ class Outcome(NamedTuple):
 
 
 def die_in_the_save(comm: gossamer.Communicator) -> None:
-    """Kill this process when its part of a checkpoint is about to be written."""
+    """Kill this process when its part of a checkpoint is written, and the others do not know it yet."""
     write = dcp_folder._Job.write
 
     def dying(job: dcp_folder._Job, described: list[dcp_folder.Facts]) -> dcp_folder.Facts:
+        facts = write(job, described)
         if comm.step == DEADLY:
             os.kill(os.getpid(), signal.SIGKILL)
-        return write(job, described)
+        return facts
 
     dcp_folder._Job.write = dying  # type: ignore[method-assign]
 
