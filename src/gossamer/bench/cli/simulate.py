@@ -26,8 +26,8 @@ from gossamer.costs.event_file import random_events, read_events
 from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
-from gossamer.fabrics.sim import TimeSpan
 from gossamer.fabrics.liveness.heartbeat import ranks as numbered
+from gossamer.fabrics.sim import TimeSpan
 from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.model_cost import ModelCost
