@@ -19,6 +19,7 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of
+from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Present
 from gossamer.costs import Cluster
 from gossamer.costs.event_file import random_events, read_events
@@ -150,8 +151,7 @@ def simulate_command(
             "a host is lost with all its ranks, which is not simulated; give a cluster whose hosts have one rank each"
         )
     if on_loss != "restart" and befalls.changes_ranks:
-        for each in recipes:
-            refuse_recipe(Recipe.of(each))
+        _refuse_members(recipes)
     costs, found = Costs(where, model, work), list[Simulated]()
     for each in recipes:
         if on_loss != "members" or not befalls.changes_ranks:
@@ -162,6 +162,15 @@ def simulate_command(
         print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
         return
     _show(found, task, where, befalls)
+
+
+def _refuse_members(recipes: Sequence[str]) -> None:
+    """Refuse recipes that cannot go on without a lost rank, in the words of `attach`."""
+    for recipe in recipes:
+        try:
+            refuse_recipe(Recipe.of(recipe))
+        except AttachError as why:
+            raise InputError(str(why)) from None
 
 
 def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
