@@ -74,6 +74,11 @@ class Side(NamedTuple):
             yield self.recipe.format(number), rate
 
 
+def outer(recipe: str, optimizer: Optimizer = momentum) -> Side:
+    """With an outer rate of its own."""
+    return Side(recipe, optimizer, (0.25, 1.0, 4.0), (0.7, 1.0))
+
+
 @dataclass(frozen=True)
 class Pair:
     method: Side
@@ -82,7 +87,6 @@ class Pair:
 
 
 HONEST = Side("gather(fp32(), mean=clipped({}))", rates=(0.25, 1.0, 4.0), numbers=(0.5, 2.0))
-OUTER = {"rates": (0.25, 1.0, 4.0), "numbers": (0.7, 1.0)}
 SMALL = tuple(2.0**k for k in range(-9, -3))  # for steps that are as long in every element
 LOW_RANK = "allreduce(powersgd(4, min_ratio=1.0)) + error_feedback()"
 IN_TWO_BITS = "diloco(12, rate={}, momentum=0.5) + scatter(eden(2)) + error_feedback()"
@@ -94,26 +98,22 @@ PAIRS = {
     ),
     "clipped mean": Pair(HONEST, Side("gather(fp32())")),
     "clipped mean, a rank sends -4 times its gradient": Pair(HONEST, Side("gather(fp32())"), lies=-4.0),
-    "async_diloco": Pair(
-        Side("async_diloco(12, rate={}, momentum=0.5)", **OUTER), Side("diloco(12, rate={}, momentum=0.5)", **OUTER)
-    ),
+    "async_diloco": Pair(outer("async_diloco(12, rate={}, momentum=0.5)"), outer("diloco(12, rate={}, momentum=0.5)")),
     "dion": Pair(Side("dion(4)", plain, tuple(2.0**k for k in range(-4, 2))), Side(LOW_RANK)),
     "distributed_lion": Pair(Side("distributed_lion", plain, SMALL), SIGNS),
     "distributed_lion, one bit": Pair(
         Side("scatter(sign('one'), feedback=0.0, own='encoded') + none(allow_biased=True) + lion()", plain, SMALL),
         SIGNS,
     ),
-    "MuLoCo": Pair(Side(IN_TWO_BITS, muon, **OUTER), Side(IN_TWO_BITS, adamw, **OUTER)),
+    "MuLoCo": Pair(outer(IN_TWO_BITS, muon), outer(IN_TWO_BITS, adamw)),
     "des_loc": Pair(Side("des_loc(12)", adamw), Side("local_sgd(8)", adamw)),
     "des_loc, beside Local Adam": Pair(
         Side("des_loc(12)", adamw), Side("allreduce(fp32()) + slowmo(24, beta=0.0, buffers='average')", adamw)
     ),
-    "noloco": Pair(
-        Side("noloco(12, rate={}, momentum=0.5)", **OUTER), Side("diloco(18, rate={}, momentum=0.5)", **OUTER)
-    ),
-    "edit": Pair(Side("edit(12, rate={}, momentum=0.5)", **OUTER), Side("diloco(12, rate={}, momentum=0.5)", **OUTER)),
+    "noloco": Pair(outer("noloco(12, rate={}, momentum=0.5)"), outer("diloco(18, rate={}, momentum=0.5)")),
+    "edit": Pair(outer("edit(12, rate={}, momentum=0.5)"), outer("diloco(12, rate={}, momentum=0.5)")),
     "edit, a rank sends -4 times its gradient": Pair(
-        Side("edit(12, rate={}, momentum=0.5)", **OUTER), Side("diloco(12, rate={}, momentum=0.5)", **OUTER), lies=-4.0
+        outer("edit(12, rate={}, momentum=0.5)"), outer("diloco(12, rate={}, momentum=0.5)"), lies=-4.0
     ),
     "fp4": Pair(Side("scatter(fp4(block=32))"), Side("scatter(qsgd(bits=4, bucket=32))")),
 }

@@ -31,7 +31,8 @@ def dion(rank: int = 4, momentum: float = 0.95) -> Recipe:
     bytes as of `powersgd`, whatever the number of ranks.
 
     Not for: optimizers with momentum for matrices, which it refuses, nor SGD's learning rates: a step's length is that of `rank`
-    unit vectors, whatever the gradient's. Nor busy processors: it multiplies each matrix by its factors four times a step.
+    unit vectors, whatever the gradient's. Nor busy processors: it multiplies each matrix by its factors four times a step. Nor
+    small models: on `digits` it had held-out losses of .253 and .238 at two seeds, `powersgd` with as many bytes .113 and .172.
 
     Paper: Ahn et al., Dion: Distributed Orthonormalized Updates, 2025.
     """
