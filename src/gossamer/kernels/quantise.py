@@ -88,8 +88,9 @@ def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys:
         return
     for (a, b), (k0, k1), row in zip(pairwise(edges), keys.tolist(), rows, strict=True):
         heads = 4 * _buckets(b - a, bucket)
-        norms, codes = row[:heads].view(torch.float32), row[heads : heads + quantise_bytes(b - a, bits)]
-        quantise(x[a:b], bits, bucket, (k0, k1), norms, codes)
+        norms = torch.empty(heads // 4, dtype=torch.float32, device=x.device)  # a row may begin at any byte
+        quantise(x[a:b], bits, bucket, (k0, k1), norms, row[heads : heads + quantise_bytes(b - a, bits)])
+        row[:heads].copy_(norms.view(torch.uint8))
 
 
 def quantise_accumulate_each(rows: Tensor, bits: int, bucket: int, out: Tensor) -> None:
