@@ -342,4 +342,4 @@ def binomials(form: Places, device: torch.device) -> Tensor:
         row = [0, *accumulate(row[1:])]  # C(d + j, j + 1) is the sum of C(e + j - 1, j) for e from 1 to d
         written += b"".join(number.to_bytes(4 * form.words, "little") for number in row)
     words = np.frombuffer(bytes(written), dtype="<u4").reshape(form.keep, form.most + 1, form.words)
-    return torch.from_numpy(words.astype(np.int64)).to(device)
+    return torch.as_tensor(words.astype(np.int64), device=device)
