@@ -162,7 +162,8 @@ class QSGD(Levelled):
         if lengths is None or self.norm != "max":
             return super().encode_each(chunks, state, context)
         flat, keys = chunks.block.flat.float(), context.rng.keys([f"{chunk.name}/qsgd" for chunk in chunks.layouts])
-        rows = flat.new_empty(len(chunks), -(-max(lengths) // 4) * 4, dtype=torch.uint8)
+        width = -(-max(lengths) // 4) * 4
+        rows = chunks.block.layout.buffers.of(len(chunks) * width, flat.device).view(len(chunks), width)
         kernels.quantise_each(flat, chunks.edges, self.bits, self.bucket, keys, rows)
         return WireRows(rows, lengths)
 
