@@ -2,7 +2,7 @@
 
 gossamer lab --hosts 4 --rate 16mbit -- python benchmarks/severe.py [RECIPE ...] [--steps 240] [--patience 2]
 
-DDP itself would take --steps times 17 seconds, so its time is arithmetic: --steps times the median of ten of its own steps here. Its
+DDP itself would take --steps times 17 seconds, so its time is arithmetic: --steps times the median of --ddp-steps of its own here. Its
 quality is trained without a network: every rank takes all ranks' batches, whose mean gradient is DDP's. A recipe trains for --patience
 times as many steps; its time is that of the first round whose models, judged afterwards, are as good as DDP's last, where DDP's
 time without a network is 1 T.
@@ -35,7 +35,7 @@ LINE_UP = (
     "sparse_loco",
     "sparse_loco(places='rice')",
 )
-DDP_STEPS, ALONE_STEPS = 10, 40
+ALONE_STEPS = 40
 
 
 @dataclass
@@ -69,12 +69,12 @@ def computing_step(workload: Workload) -> float:
     return slowest((time.perf_counter() - began) / ALONE_STEPS)
 
 
-def ddp_step(workload: Workload) -> float:
-    """Seconds of the median of DDP's steps; of the slowest rank."""
+def ddp_step(workload: Workload, steps: int) -> float:
+    """Seconds of the median of so many of DDP's steps; of the slowest rank."""
     model = workload.model()
     optimizer, forward = workload.optimizer(model), DistributedDataParallel(model)
     seconds = list[float]()
-    for step in range(DDP_STEPS + 1):
+    for step in range(steps + 1):
         dist.barrier()
         began = time.perf_counter()
         train_step(workload, forward, optimizer, step)
@@ -140,13 +140,14 @@ def main() -> None:
     parser.add_argument("--workload", default="lm")
     parser.add_argument("--rate", type=float, default=16.0, help="Mbit/s of the lab's links, for severity")
     parser.add_argument("--steps", type=int, default=240, help="of DDP")
+    parser.add_argument("--ddp-steps", type=int, default=10, help="of DDP that are timed")
     parser.add_argument("--patience", type=float, default=2.0, help="recipes may take so many times DDP's steps")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     workload = get(args.workload)
     workload.prepare()
-    computing, dense = computing_step(workload), ddp_step(workload)
+    computing, dense = computing_step(workload), ddp_step(workload, args.ddp_steps)
     parameters = sum(p.numel() for p in workload.model().parameters())
     say(
         f"severity {severity(parameters, args.rate * 1e6 / 8, computing):.3g}: computing {1000 * computing:.0f} ms a step"
@@ -154,7 +155,7 @@ def main() -> None:
     target = quality_of_ddp(workload, args.steps)
     say(
         f"ddp: {target:.4f} after {args.steps} steps in {args.steps * dense:.0f} s, by arithmetic: {args.steps} times the median "
-        f"of {DDP_STEPS} of its steps, {dense:.2f} s; utilisation {computing / dense:.3f}"
+        f"of {args.ddp_steps} of its steps, {dense:.2f} s; utilisation {computing / dense:.3f}"
     )
     for text in args.recipes:
         found = race(workload, text, target, round(args.patience * args.steps))
