@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integrations.loops import flat
 from tests.integrations.test_members import Learners, hold, made_by
 from torch import nn
 
@@ -65,18 +66,14 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, how: str
             optimizer.zero_grad()
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
-        own = flat(model)
+        own = flat(model).tolist()
         kind, _, turn = how.partition(" ")
         if how and rank:
             after(kind, int(turn), die if rank == 2 else be_told_that_it_failed)
         comm.finish()
-        pipe.send((own, flat(model), comm.present))
+        pipe.send((own, flat(model).tolist(), comm.present))
     except GossamerError as error:
         pipe.send(error)
-
-
-def flat(model: nn.Module) -> list[float]:
-    return torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.integrations.loops import flat
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import nn
@@ -67,7 +68,7 @@ def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float,
             resumed = gossamer.checkpoint.resume(comm, folder)
             if end == "dies":
                 die_in_the_save(comm)
-            began, first = comm.step, flat(model)
+            began, first = comm.step, flat(model).tolist()
             pipe.send(began)
             with comm.leaving_at(seconds=60):
                 until = None
@@ -84,13 +85,9 @@ def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float,
             step = comm.step
             comm.finish()
             told = [str(w.message) for w in caught if w.category is RuntimeWarning]
-        pipe.send(Outcome(str(resumed), began, step, first, flat(model), told))
+        pipe.send(Outcome(str(resumed), began, step, first, flat(model).tolist(), told))
     except GossamerError as error:
         pipe.send(error)
-
-
-def flat(model: nn.Module) -> list[float]:
-    return torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist()
 
 
 @pytest.fixture
