@@ -1,0 +1,141 @@
+"""A network ten times slower than the demo's, in virtual time: time to DDP's quality, and the share of the time that is computing.
+
+python benchmarks/severe_virtual.py [RECIPE ...] [--severity 115] [--steps 480] [--patience 1.45] [--seed 0] [--free-work]
+
+benchmarks/severe.py does it in a lab, where four hosts share the cores of one machine and wait for whichever of them computes last.
+Here each host has a core of its own, as machines have: the same programs train in the simulator, at a rate at which the fp32 model takes
+--severity steps to send, computing takes what this machine needs alone, and encoding is charged as it is measured here. So models,
+bytes and steps are real, and only the clock is virtual; it does not depend on what else this machine does, but for the two measurements.
+1 T is the time of DDP's --steps steps without a network. A recipe's time is that of the first round whose models are as good as DDP's.
+"""
+
+import argparse
+import statistics
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gossamer.bench import workloads
+from gossamer.bench.workloads import Workload
+from gossamer.costs import from_flags
+from gossamer.planning.baselines import ddp
+from gossamer.planning.measured_model import measure
+from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.work import MeasuredWork
+from gossamer.recipe import Recipe
+from gossamer.simulate import costs_on, replicas, train
+
+LINE_UP = (
+    "diloco(60) + scatter(eden(2))",
+    "diloco(100) + scatter(eden(2))",
+    "diloco(150) + scatter(eden(2))",
+    "diloco(100) + scatter(eden(1), answer=eden(2))",
+    "streaming_diloco(60, delay=20) + scatter(eden(2))",
+    "eager_diloco(60) + scatter(eden(2))",
+    "sparse_loco",
+)
+LATENCY = 1e-3
+
+
+@dataclass(frozen=True)
+class Found:
+    quality: float
+    steps: int
+    seconds: float
+    utilisation: float
+    sent: float  # bytes of a rank and step
+
+
+def quality_of_ddp(task: Workload, hosts: int, steps: int) -> float:
+    """What DDP's model is worth after so many steps."""
+    model = task.model()
+    optimizer = task.optimizer(model)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(hosts):
+            (task.loss(model, task.batch(step, rank, hosts)) / hosts).backward()
+        optimizer.step()
+    return task.evaluate(model)
+
+
+def quality_of(task: Workload, models: list[dict[str, torch.Tensor]]) -> float:
+    """The mean over ranks, each of which judges its own model; equal ones are judged once."""
+    judge, known = task.model(), list[tuple[dict[str, torch.Tensor], float]]()
+    out = list[float]()
+    for state in models:
+        value = next((v for old, v in known if all(torch.equal(old[n], x) for n, x in state.items())), None)
+        if value is None:
+            judge.load_state_dict(state)
+            value = task.evaluate(judge)
+            known.append((state, value))
+        out.append(value)
+    return statistics.mean(out)
+
+
+def race(task: Workload, text: str, target: float, most: int, asked: argparse.Namespace, model: ModelCost) -> Found:
+    """Train by a recipe on virtual ranks, keep their models at the end of each round, and judge afterwards."""
+    recipe, hosts = Recipe.of(text), asked.hosts
+    alone = model.forward + model.backward + model.optimizer
+    rate = 4 * model.numel / (asked.severity * alone)
+    cluster = from_flags(nodes=hosts, rate=rate, latency=LATENCY, cores=1.0)
+    costs = costs_on(cluster, recipe, model, None if asked.free_work else MeasuredWork())
+    fleet = replicas(recipe, task.model, task.optimizer, hosts, asked.seed)
+    models = dict[int, list[dict[str, torch.Tensor]]]()
+
+    def backward(net: nn.Module, rank: int, step: int) -> float:
+        done = step - 1  # the model is that of the steps before this one
+        if done > 0 and recipe.schedule.ends_round(done):
+            state = {name: x.clone() for name, x in net.state_dict().items()}
+            models.setdefault(done, [{} for _ in range(hosts)])[rank] = state
+        loss = task.loss(net, task.batch(step - 1, rank, hosts))
+        loss.backward()
+        return loss.item()
+
+    run = train(fleet, backward, most, costs)
+    ends = run.moments(most)
+    sent = run.ledger.sent / hosts / most
+    for done in sorted(models):
+        quality = quality_of(task, models[done])
+        if quality <= target or done == max(models):
+            return Found(quality, done, ends[done - 1], most * alone / run.seconds, sent)
+    raise SystemExit(f"{text} ends no round within {most} steps; give more --patience")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=LINE_UP)
+    parser.add_argument("--workload", default="lm")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--severity", type=float, default=115.0)
+    parser.add_argument("--steps", type=int, default=480, help="of DDP")
+    parser.add_argument("--patience", type=float, default=1.45, help="recipes may take so many times DDP's steps")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--free-work", action="store_true", help="charge nothing for encoding")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    task = workloads.get(asked.workload)
+    task.prepare()
+    net = task.model()
+    optimizer = task.optimizer(net)
+    model = measure(net, optimizer, lambda step: task.loss(net, task.batch(step - 1, 0, asked.hosts)), name=task.name)
+    alone = model.forward + model.backward + model.optimizer
+    rate = 4 * model.numel / (asked.severity * alone)
+    dense = ddp(model, asked.hosts).seconds(from_flags(nodes=asked.hosts, rate=rate, latency=LATENCY, cores=1.0)).step
+    target = quality_of_ddp(task, asked.hosts, asked.steps)
+    print(
+        f"severity {asked.severity:g}: computing {1e3 * alone:.0f} ms a step, links of {8e-6 * rate:.1f} Mbit/s; ddp: {target:.4f} after "
+        f"{asked.steps} steps of {dense:.1f} s, {dense / alone:.0f} T, utilisation {alone / dense:.3f}",
+        flush=True,
+    )
+    for text in asked.recipes:
+        found = race(task, text, target, round(asked.patience * asked.steps), asked, model)
+        print(
+            f"{text:52} {'reached' if found.quality <= target else 'MISSED '} {found.quality:.4f} in {found.steps} steps, "
+            f"{found.seconds / (asked.steps * alone):.3f} T, utilisation {found.utilisation:.3f}, sent {found.sent / 1e3:.1f} kB a step",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
