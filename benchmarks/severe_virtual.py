@@ -1,12 +1,13 @@
 """A network ten times slower than the demo's, in virtual time: time to DDP's quality, and the share of the time that is computing.
 
-python benchmarks/severe_virtual.py [RECIPE ...] [--severity 115] [--steps 480] [--patience 1.45] [--seed 0] [--free-work]
+python benchmarks/severe_virtual.py [RECIPE ...] [--severity 115] [--steps 480] [--patience 1.45] [--judge 10] [--seed 0] [--free-work]
 
 benchmarks/severe.py does it in a lab, where four hosts share the cores of one machine and wait for whichever of them computes last.
 Here each host has a core of its own, as machines have: the same programs train in the simulator, at a rate at which the fp32 model takes
 --severity steps to send, computing takes what this machine needs alone, and encoding is charged as it is measured here. So models,
 bytes and steps are real, and only the clock is virtual; it does not depend on what else this machine does, but for the two measurements.
-1 T is the time of DDP's --steps steps without a network. A recipe's time is that of the first round whose models are as good as DDP's.
+1 T is the time of DDP's --steps steps without a network. A recipe's time is that of the first round whose models are as good as DDP's;
+of recipes without rounds every --judge steps count as one.
 """
 
 import argparse
@@ -81,11 +82,12 @@ def race(task: Workload, text: str, target: float, most: int, asked: argparse.Na
     cluster = from_flags(nodes=hosts, rate=rate, latency=LATENCY, cores=1.0)
     costs = costs_on(cluster, recipe, model, None if asked.free_work else MeasuredWork())
     fleet = replicas(recipe, task.model, task.optimizer, hosts, asked.seed)
+    rounds = not recipe.schedule.shape.averages_gradients
     models = dict[int, list[dict[str, torch.Tensor]]]()
 
     def backward(net: nn.Module, rank: int, step: int) -> float:
         done = step - 1  # the model is that of the steps before this one
-        if done > 0 and recipe.schedule.ends_round(done):
+        if done > 0 and recipe.schedule.ends_round(done) and (rounds or done % asked.judge == 0):
             state = {name: x.clone() for name, x in net.state_dict().items()}
             models.setdefault(done, [{} for _ in range(hosts)])[rank] = state
         loss = task.loss(net, task.batch(step - 1, rank, hosts))
@@ -110,6 +112,9 @@ def main() -> None:
     parser.add_argument("--severity", type=float, default=115.0)
     parser.add_argument("--steps", type=int, default=480, help="of DDP")
     parser.add_argument("--patience", type=float, default=1.45, help="recipes may take so many times DDP's steps")
+    parser.add_argument(
+        "--judge", type=int, default=10, help="steps between two looks at a model that is averaged at every step"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--free-work", action="store_true", help="charge nothing for encoding")
     asked = parser.parse_args()

@@ -11,7 +11,7 @@ from gossamer.core.bucket import State
 from gossamer.core.errors import WireError
 from gossamer.core.hashes import hash_of
 from gossamer.core.loop import BucketView, Loop, UntrainedTensors
-from gossamer.core.verbs import Program, all_gather_ragged, all_reduce
+from gossamer.core.verbs import Program, all_gather_ragged, all_reduce, receive, send
 from gossamer.schedules import handing_over
 from gossamer.schedules.merging import arrivals_since
 
@@ -25,7 +25,7 @@ class FurthestProgress(NamedTuple):
     round: int  # the next round
     step: int
     members: tuple[int, ...]  # ranks merged in the last round
-    states: list[State]  # state equal on all ranks after it, by bucket; empty if all ranks have it
+    states: list[State]  # state equal on all ranks after it, by bucket; empty if this rank has it
     leaving: list[dict[str, Any]]  # what each rank says of leaving
 
 
@@ -49,9 +49,13 @@ def agree(
     rounds = [int(told["round"]) for told in everyone]
     giver = rounds.index(max(rounds))
     given, states = everyone[giver], list[State]()
-    if min(rounds) < max(rounds):
-        for place, holds in zip(places, given["holds"]):
-            states.append((yield from _give(place, holds, parts[0].ranks.rank == giver)))
+    takers = [rank for rank, number in enumerate(rounds) if number < rounds[giver]]
+    mine = parts[0].ranks.rank
+    for place, holds in zip(places, given["holds"]):
+        if mine == giver:
+            yield from _give(place, holds, takers)
+        elif mine in takers:
+            states.append((yield from _take(place, holds, giver)))
             if "arrived" in holds:
                 states[-1]["arrivals"] = torch.tensor(float(given["arrivals"]), dtype=torch.float64)
     yield from _give_untrained(parts[0], everyone, giver)
@@ -60,13 +64,21 @@ def agree(
     )
 
 
-def _give(place: BucketView, holds: Sequence[str], mine: bool) -> Program[State]:
-    """Broadcast one rank's state, as a sum of bytes in which all other ranks have zeros."""
+def _give(place: BucketView, holds: Sequence[str], takers: Sequence[int]) -> Program[None]:
+    """Send this rank's state to each of those that are behind. Neither this rank nor the others wait for it to arrive."""
+    for key in holds if takers else ():
+        wire = place.states["schedule"][key].view(torch.uint8).clone()
+        for rank in takers:
+            yield from send(rank, wire)
+
+
+def _take(place: BucketView, holds: Sequence[str], giver: int) -> Program[State]:
+    """Receive the state of the rank that is furthest ahead."""
     out: State = {}
     for key in holds:
-        flat = place.states["schedule"][key] if mine else place.empty()
-        bits = flat.view(torch.uint8)
-        out[key] = (yield from all_reduce(bits.clone() if mine else torch.zeros_like(bits))).view(flat.dtype)
+        like = place.empty()
+        wire = yield from receive(giver, like.numel() * like.element_size())
+        out[key] = wire.clone().view(like.dtype)
     if "velocity" in out:
         out["lr"] = torch.tensor(1.0, dtype=torch.float64)  # these rounds ignore the learning rate
     return out
