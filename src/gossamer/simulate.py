@@ -285,10 +285,11 @@ def program(
         worker.loss = loss
         gradients = [c.gradients() for c in worker.buckets]
         if plain:
-            _descend(replica)
+            descend(replica, averages=False)
             worker.step += 1
         else:
-            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step, arrive)
+            take = partial(descend, replica, worker.recipe.schedule.averages(step) and not alone)
+            yield from worker.train_step(gradients, take, replica.optimizer.step, arrive)
         worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
@@ -314,10 +315,10 @@ def compute_gradients(replica: Replica, backward: Backward) -> float:
     return sum(losses) / parts
 
 
-def _descend(replica: Replica) -> bool:
-    """Set the agreed gradients and step the optimizer; skips the step if they are not finite."""
+def descend(replica: Replica, averages: bool) -> bool:
+    """Set the gradients that ranks agreed on, if this step averages them, and step the optimizer; skips a step that is not finite."""
     worker = replica.worker
-    if worker.recipe.schedule.averages(worker.step) and worker.size > 1:
+    if averages:
         worker.update_step.put()
         finite = worker.averaging.finite
     else:
