@@ -27,6 +27,7 @@ from gossamer.planning.plan import work_of
 from gossamer.planning.work import WorkSource
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
+from gossamer.simulated_bodies import Turns, stay_equal
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
@@ -43,6 +44,7 @@ class Replica:
     worker: Worker
     losses: list[float] = field(default_factory=list)
     clock: float = 0.0
+    turns: Turns = field(default_factory=Turns)  # who steps the optimizer, if ranks share it
 
     def flat(self) -> Tensor:
         """All parameters as one flat tensor."""
@@ -74,17 +76,68 @@ def replicas(
     seed: int = 0,
 ) -> list[Replica]:
     """Make virtual ranks that start from the same parameters."""
-    parsed, out = Recipe.of(recipe), list[Replica]()
-    start = model().state_dict()
-    for rank in range(size):
+    return _of_their_own(Recipe.of(recipe), model(), model, optimizer, size, seed)
+
+
+def replicas_of_one_body(
+    recipe: "str | Recipe",
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    seed: int = 0,
+) -> list[Replica]:
+    """As `replicas`, to the bit; but ranks that the recipe keeps equal share one model and one optimizer.
+
+    Then N ranks take the memory of one model, and of N gradients while they travel; and one optimizer step is that of all.
+    Who changes the model or the optimizer of one rank changes those of all. Ranks that differ have bodies of their own.
+
+    >>> def linear(): return nn.Linear(2, 1)
+    >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> [len({id(r.model) for r in replicas_of_one_body(recipe, linear, sgd, 4)}) for recipe in ("qsgd", "local_sgd(8)")]
+    [1, 4]
+    """
+    parsed, first = Recipe.of(recipe), model()
+    if not stay_equal(parsed, first):
+        return _of_their_own(parsed, first, model, optimizer, size, seed)
+    for _ in range(size):  # as `replicas` does, which leaves torch's generator as it is here
+        model()
+    opt, turns, out = optimizer(first), Turns(size), list[Replica]()
+    for _ in range(size):
+        _add(out, parsed, first, opt, size, seed, turns)
+    return out
+
+
+def _of_their_own(
+    recipe: Recipe,
+    first: nn.Module,
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    seed: int,
+) -> list[Replica]:
+    """Ranks with bodies of their own, all equal to the first model."""
+    out, start = list[Replica](), first.state_dict()
+    for _ in range(size):
         mine = model()
         mine.load_state_dict(start)
-        opt = optimizer(mine)
-        named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
-        out.append(Replica(mine, opt, Worker(parsed, params_of(named), opt, rank, size, seed)))
-        for bucket, first in zip(out[rank].worker.buckets, out[0].worker.buckets, strict=True):
-            bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
+        _add(out, recipe, mine, optimizer(mine), size, seed, Turns())
     return out
+
+
+def _add(
+    out: list[Replica],
+    recipe: Recipe,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    size: int,
+    seed: int,
+    turns: Turns,
+) -> None:
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    worker = Worker(recipe, params_of(named), optimizer, len(out), size, seed)
+    out.append(Replica(model, optimizer, worker, turns=turns))
+    for bucket, first in zip(worker.buckets, out[0].worker.buckets, strict=True):
+        bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
 
 
 @dataclass(frozen=True)
@@ -272,23 +325,23 @@ def program(
         yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
+        averages = worker.recipe.schedule.averages(step) and not alone
         if isinstance(costs, ClusterCosts):
             clock = yield from now()
             if not goes_on(step, clock):
                 break
             costs.links.events.begin(rank, step, clock)
-            before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
+            before = costs.before(rank, step, parts, averages)
         else:
             before = parts * costs(rank, step)
-        loss = yield Compute(lambda: compute_gradients(replica, backward), "compute", before)
+        loss, gradients = yield Compute(lambda: _computed(replica, backward, averages), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss
-        gradients = [c.gradients() for c in worker.buckets]
         if plain:
-            descend(replica, averages=False)
+            descend(replica, averages)
             worker.step += 1
         else:
-            take = partial(descend, replica, worker.recipe.schedule.averages(step) and not alone)
+            take = partial(descend, replica, averages)
             yield from worker.train_step(gradients, take, replica.optimizer.step, arrive)
         worker.update_step.leave(replica.optimizer)
     if not alone:
@@ -297,6 +350,12 @@ def program(
 
 def _nothing() -> None:
     """The gradients were computed with the loss; only their seconds come one after the other."""
+
+
+def _computed(replica: Replica, backward: Backward, averages: bool) -> tuple[float, list[Tensor]]:
+    """The loss, and copies of the gradients that are to be averaged: the next rank may compute with the same model."""
+    loss = compute_gradients(replica, backward)
+    return loss, [bucket.gradients() for bucket in replica.worker.buckets] if averages else []
 
 
 def compute_gradients(replica: Replica, backward: Backward) -> float:
@@ -316,14 +375,15 @@ def compute_gradients(replica: Replica, backward: Backward) -> float:
 
 
 def descend(replica: Replica, averages: bool) -> bool:
-    """Set the gradients that ranks agreed on, if this step averages them, and step the optimizer; skips a step that is not finite."""
-    worker = replica.worker
+    """Set the gradients that ranks agreed on, where this step averages them, and step the optimizer; skips one that is not finite."""
+    worker, steps = replica.worker, replica.turns.take()
     if averages:
-        worker.update_step.put()
         finite = worker.averaging.finite
+        if steps:
+            worker.update_step.put()
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
-    if finite:  # as a loss scaler would
+    if finite and steps:  # as a loss scaler would
         worker.redirect()
         worker.update_step.enter(replica.optimizer)
         replica.optimizer.step()
@@ -340,6 +400,7 @@ __all__ = [
     "bytes_per_step",
     "costs_on",
     "replicas",
+    "replicas_of_one_body",
     "train",
     "train_on_arrival",
 ]

@@ -10,6 +10,7 @@ from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
@@ -77,7 +78,7 @@ class Prepared:
     @property
     def memory(self) -> float:
         """Bytes that a rank keeps besides the model and its optimizer."""
-        return self.programs.state_bytes + self.copies * self.model.bytes
+        return self.programs.state_bytes + self.copies * self.model.wide * self.model.numel
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:
@@ -105,7 +106,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     parsed.fits(Binding(_checked(size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
     timed = TimedSteps(programs)
     return Prepared(
-        timed.steps,
+        [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
         timed.warm,
         replace(model, buckets=timed.names, waits=parsed.schedule.shape.period),
         programs,
@@ -113,6 +114,15 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         timed.overlaps,
         simulated_ranks(parsed, size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
     )
+
+
+def _narrowed(step: Step, model: ModelCost, cluster: Cluster) -> Step:
+    """The step with a pass that copies the means into gradients of fewer bits, before the optimizer reads them."""
+    if not any(isinstance(action, Ready) for action in step):
+        return step
+    copies = Busy((model.wide + model.width) * model.numel / cluster.memory_rate)
+    place = next((i for i, action in enumerate(step) if isinstance(action, OptimizerSteps)), len(step))
+    return (*step[:place], copies, *step[place:])
 
 
 def _checked(size: int, per_node: int) -> int:

@@ -28,7 +28,7 @@ from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
 from gossamer.costs.laws import law_of
 from gossamer.planning.measured_model import measure, untrained, with_step
-from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_cost import ModelCost, require_dtype
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
@@ -66,6 +66,9 @@ def plan_command(
     ] = None,
     step: Annotated[str | None, typer.Option(help="Seconds of one step of one rank alone: '350ms'.")] = None,
     accumulate: Annotated[int, typer.Option(min=2, max=1024, help="Micro-batches of the accumulating DDP.")] = 4,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of parameters, gradients and momenta: 'fp32' (the default), 'bf16' or 'fp16'.")
+    ] = None,
     shard: Annotated[int, typer.Option(min=1, max=64, help="Ranks that FSDP2 shards the model over.")] = 1,
     work_of_this_machine: Annotated[
         bool, typer.Option("--work-of-this-machine", help="Use this processor's codecs for a cluster of GPUs.")
@@ -90,11 +93,13 @@ def plan_command(
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
         recipes = [*([] if model is None else [model]), *(recipes or [])]
+        if dtype is not None:
+            raise InputError(f"a plan of {script.name} is in the dtype of its own parameters; leave --dtype out")
         what = _script(script, arguments(context), step, where, work_of_this_machine)
     elif model is None:
         raise InputError("give a model, such as gpt2, or --script train.py")
     else:
-        what = cost_of(model, step, where, work_of_this_machine)
+        what = cost_of(model, step, where, work_of_this_machine, dtype)
     work = MeasuredWork() if work_of_this_machine else work_of(where)
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
@@ -187,7 +192,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
-def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
+    require_dtype(dtype or "fp32")
     seconds = None if step is None else quantities.seconds(step)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
@@ -197,16 +203,21 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool) -> Model
                 f"{text} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
                 "--step, or plan with --work-of-this-machine"
             )
-        found = _workload(text)
+        if seconds is None and dtype not in (None, "fp32"):
+            raise InputError(
+                f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
+            )
+        found = _workload(text).of_dtype(dtype or "fp32")
         return found if seconds is None else with_step(found, seconds)
     if seconds is None:
         raise InputError(f"{text} is not trained here, so say how long a step of one rank takes: --step 350ms")
     if text in MODELS:
-        return known_model(text, seconds, memory_rate=cluster.memory_rate)
+        return known_model(text, seconds, memory_rate=cluster.memory_rate, dtype=dtype or "fp32")
     if text.endswith((".toml", ".json")):
-        return from_shapes(_shapes_in(Path(text)), seconds, name=text, memory_rate=cluster.memory_rate)
+        shapes = _shapes_in(Path(text))
+        return from_shapes(shapes, seconds, name=text, memory_rate=cluster.memory_rate, dtype=dtype or "fp32")
     if ":" in text:
-        return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate)
+        return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate, dtype=dtype)
     raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
 
 

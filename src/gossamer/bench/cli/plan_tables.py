@@ -47,7 +47,7 @@ def _setting(plan: TrainingPlan) -> str:
     hosts = f"{cluster.nodes} host{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node} rank"
     sharded = f", sharded over {plan.shards}" if plan.shards > 1 else ""
     return (
-        f"{model.name}: {model.numel / 1e6:.3g} M parameters, {say_seconds(model.computing)} of computing a step; {hosts}"
+        f"{model.name}: {model.numel / 1e6:.3g} M parameters in {model.dtype}, {say_seconds(model.computing)} of computing a step; {hosts}"
         f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
         f"{cluster.backend}; severity {_severity(plan):.2g}."
     )
@@ -134,6 +134,7 @@ def as_dict(plan: TrainingPlan, words: list[str]) -> dict[str, Any]:
         "model": {
             "name": model.name,
             "parameters": model.numel,
+            "dtype": model.dtype,
             "forward": model.forward,
             "backward": model.backward,
             "optimizer": model.optimizer,
@@ -207,6 +208,8 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     split = ", ".join(f"{name} {say_seconds(value)}" for name, value in _split(found).items() if value > 0)
     screen.print(f"  {split}")
     screen.print(f"  work: {work.name}; computing: {model.source}")
+    if model.is_narrow:
+        screen.print(f"  parameters in {model.dtype}; the recipe averages in fp32, and copies the means back")
     for number, step in enumerate(prepared.steps[prepared.warm :], 1):
         for action in step:
             if isinstance(action, StartProgram) and action.pieces:
