@@ -15,8 +15,8 @@ from gossamer.costs.events import Begin, Events, SlowSteps
 from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.work import NoWork
 from gossamer.recipe import Recipe
-from gossamer.simulated_bodies import stay_equal
 from gossamer.simulate import Backward, Replica, costs_on, replicas, replicas_of_one_body, train
+from gossamer.simulated_bodies import stay_equal
 
 PRESETS = {name: recipe for name, recipe in preset_recipes().items() if not recipe.schedule.shape.is_async}
 STEPS = 5
@@ -59,7 +59,16 @@ def test_every_preset_trains_as_with_bodies_of_its_own(name: str, size: int) -> 
 def test_presets_that_average_gradients_without_momentum_of_their_own_share_one() -> None:
     shared = {name for name, recipe in PRESETS.items() if stay_equal(recipe, Odd())}
     assert shared >= {"allreduce", "qsgd", "terngrad", "topk", "powersgd", "bf16", "ef21", "atomo"}
-    assert not shared & {"local_sgd", "sgp", "diloco", "slowmo", "onebit_adam", "local_gradients", "accordion", "signum"}
+    assert not shared & {
+        "local_sgd",
+        "sgp",
+        "diloco",
+        "slowmo",
+        "onebit_adam",
+        "local_gradients",
+        "accordion",
+        "signum",
+    }
 
 
 class Differs(nn.Module):
@@ -126,7 +135,10 @@ def test_the_optimizer_steps_once_for_all_ranks() -> None:
 
 
 def test_on_a_cluster_with_slow_ranks_times_and_bits_are_those_of_bodies_of_their_own() -> None:
-    cluster, shapes = from_flags(nodes=4, rate=1e6, latency=1e-3), {n: tuple(p.shape) for n, p in Odd().named_parameters()}
+    cluster, shapes = (
+        from_flags(nodes=4, rate=1e6, latency=1e-3),
+        {n: tuple(p.shape) for n, p in Odd().named_parameters()},
+    )
     late = Events(slow=(SlowSteps(rank=2, factor=5.0, steps=2, begin=Begin(step=2)),))
     costs = costs_on(cluster, "topk", from_shapes(shapes, 0.01, name="odd", memory_rate=1e10), NoWork(), late)
     crews = [make(Recipe.of("topk"), Odd, sgd(), 4) for make in (replicas, replicas_of_one_body)]

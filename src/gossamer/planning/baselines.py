@@ -72,7 +72,9 @@ def _averaged(
     model: ModelCost, size: int, cluster: Cluster, width: int, *, lanes: int = 1, sharing: int = 1
 ) -> Iterator[Action]:
     """Backward with an all-reduce of each bucket as it is ready, in elements of `width` bytes, and the wait for all."""
-    casts = 2.0 * (model.width + width) if width != model.width else 0.0  # bytes an element: read, write, and the same back
+    casts = (
+        2.0 * (model.width + width) if width != model.width else 0.0
+    )  # bytes an element: read, write, and the same back
     for i, names in enumerate(model.buckets):
         numel = sum(prod(model.shapes[name]) for name in names)
         wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
@@ -89,7 +91,9 @@ def _averaged(
 
 def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
-    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(cluster)  # scattering gradients takes as long
+    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(
+        cluster
+    )  # scattering gradients takes as long
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),

@@ -15,7 +15,7 @@ from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
 from gossamer.planning.pieces import Programs
-from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.rates import BUSY, Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
 from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, WorkSource
@@ -146,7 +146,7 @@ class Row:
     of: Mapping[str, float] = field(default_factory=dict[str, float])  # of each baseline's step
     pays: Mapping[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])  # against each baseline
     busy_at: Mapping[float, float] = field(default_factory=dict[float, float])  # rates, by utilisation
-    every: int | None = None  # steps of the shortest round that reaches a utilisation of .9, for recipes with rounds
+    rounds: Mapping[float, int] = field(default_factory=dict[float, int])  # steps of the shortest round, by utilisation
     memory: float = 0.0  # bytes that a rank holds besides the model and its optimizer
     latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
     kept: float | None = None  # the share of time that failures leave
@@ -155,6 +155,11 @@ class Row:
     simulated: int = 0  # ranks, for a recipe whose ranks do not all wait for the slowest
     work: str = ""  # where processor time comes from
     error: str = ""
+
+    @property
+    def every(self) -> int | None:
+        """Steps of the shortest round that keeps machines busy for .9 of the time, for recipes with rounds."""
+        return self.rounds.get(0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +331,7 @@ class _Planner:
             of={base: found.step / others.seconds(base).step for base in others.names},
             pays=pays,
             busy_at=busy,
-            every=_every(prepared, found, cluster),
+            rounds=_rounds(prepared, found, cluster),
             memory=prepared.memory,
             latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
             estimated=prepared.programs.estimated,
@@ -363,11 +368,11 @@ def _without_latency(cluster: Cluster) -> Cluster:
     return replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
 
 
-def _every(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> int | None:
-    """The shortest round that keeps machines busy for .9 of the time, if what a round adds does not depend on its length."""
+def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
+    """The shortest rounds that keep machines so busy, if what a round adds does not depend on its length."""
     schedule = prepared.programs.recipe.schedule
     if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps:
-        return None
+        return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period
-    return max(ceil(9 * added / alone), 1)
+    return {share: max(ceil(round(share / (1 - share), 9) * added / alone), 1) for share in BUSY}

@@ -17,7 +17,15 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, show_utility, table
+from gossamer.bench.cli.plan_tables import (
+    as_dict,
+    explain,
+    scaling_table,
+    show_published,
+    show_utility,
+    table,
+    target_table,
+)
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
@@ -32,6 +40,7 @@ from gossamer.planning.model_cost import ModelCost, require_dtype
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
+from gossamer.planning.targets import Target, reached
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import work_of
@@ -77,6 +86,12 @@ def plan_command(
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
     over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
+    target: Annotated[
+        Target | None,
+        typer.Option(
+            help="What keeps machines busy: the lowest 'rate', the shortest round ('every'), or the most 'ranks'."
+        ),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with sliders for rate, latency, hosts and computing.")
     ] = None,
@@ -88,7 +103,7 @@ def plan_command(
         PAPERS[model](as_json)
         return
     if page is not None:
-        _page_fits(page, explain_recipe, over)
+        _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
@@ -105,6 +120,13 @@ def plan_command(
         explain(explain_recipe, what, where, work, shard)
         return
     options: dict[str, Any] = {"work": work, "accumulate": accumulate, "shards": shard}
+    if target is not None:
+        if over is not None:
+            raise InputError("--target and --over are two questions; ask one of them")
+        options["curves"] = target == "rate"
+        found = reached(target, where, lambda there: _planned(what, there, _recipes(recipes), **options))
+        print(json.dumps(found._asdict(), indent=1)) if as_json else target_table(target, found, what, where)
+        return
     if over is not None:
         found = scaling(
             where, _numbers(over), lambda there: _planned(what, there, _recipes(recipes), **options, curves=False)
@@ -117,10 +139,10 @@ def plan_command(
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
 
 
-def _page_fits(path: Path, explain_recipe: str | None, over: str | None) -> None:
+def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target: str | None) -> None:
     """Refuse a page before anything is planned."""
-    if explain_recipe is not None or over is not None:
-        raise InputError("--page is of a whole plan: leave out --explain and --over")
+    if any(asked is not None for asked in (explain_recipe, over, target)):
+        raise InputError("--page is of a whole plan: leave out --explain, --over and --target")
     try:
         files.writable(path, PAGE)
     except OutputError as error:

@@ -1,7 +1,7 @@
 """How a plan is shown: a table, JSON, or every piece of one recipe's step."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -15,9 +15,10 @@ from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
-from gossamer.planning.rates import Interval
+from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.scaling import Scaling
+from gossamer.planning.targets import HOSTS, Reached, Target
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
@@ -251,6 +252,32 @@ def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
             made.add_row(escape(name), *cells)
     screen.print(
         f"{model.name}: a step with so many hosts, and the share of it that is computing. Each rank's batch stays the same."
+    )
+    screen.print(made)
+    for name, why in found.refused.items():
+        screen.print(escape(f"{name}: {why}"))
+
+
+TARGETS: Mapping[Target, str] = {
+    "rate": "the lowest rate of a link",
+    "every": "the shortest round, in steps,",
+    "ranks": f"the most ranks, of {HOSTS[0]}, {HOSTS[1]}, {HOSTS[2]}, ... {HOSTS[-1]:,} hosts,",
+}
+
+
+def target_table(target: Target, found: Reached, model: ModelCost, cluster: Cluster) -> None:
+    """Print a row for each recipe, with what keeps machines busy for each share of the time."""
+    say: Callable[[float], str] = say_rate if target == "rate" else lambda value: f"{value:,.0f}"
+    made, screen = Table(box=None, pad_edge=False), console()
+    made.add_column("recipe", no_wrap=True)
+    for share in BUSY:
+        made.add_column(f"{share:.0%} busy", justify="right", no_wrap=True)
+    for name, row in found.values.items():
+        made.add_row(escape(name), *(say(row[share]) if share in row else "" for share in BUSY))
+    links = "" if target == "rate" else f" at {say_rate(cluster.rate)}"
+    screen.print(
+        f"{model.name}: {TARGETS[target]} with which machines compute for so much of the time{links}. "
+        "Each rank's batch stays the same."
     )
     screen.print(made)
     for name, why in found.refused.items():
