@@ -334,7 +334,7 @@ def program(
             before = costs.before(rank, step, parts, averages)
         else:
             before = parts * costs(rank, step)
-        loss, gradients = yield Compute(lambda: _computed(replica, backward, averages), "compute", before)
+        loss, gradients = yield Compute(partial(_computed, replica, backward, averages), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss
         if plain:

@@ -102,8 +102,8 @@ def test_a_model_that_is_built_or_measured_is_planned_in_its_own_dtype() -> None
 
 
 def test_an_unknown_dtype_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(CostError, match="no dtype called 'bf61' for parameters here. Did you mean 'bf16'?"):
+    with pytest.raises(CostError, match=r"no dtype called 'bf61' for parameters here\. Did you mean 'bf16'?"):
         SMALL.of_dtype("bf61")
-    with pytest.raises(CostError, match="no dtype called 'int4'.*bf16, fp16, fp32"):
+    with pytest.raises(CostError, match=r"no dtype called 'int4'.*bf16, fp16, fp32"):
         known_model("gpt2", 0.35, dtype="int4")
     assert isinstance(SMALL.of_dtype("fp16"), ModelCost)

@@ -28,7 +28,7 @@ def busy(recipe: str, cluster: Cluster) -> float:
     return seconds.utilisation
 
 
-@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("share", [0.8, 0.95])
 def test_the_rate_is_the_lowest_that_reaches_it(share: float) -> None:
     found = ask("rate")
     assert found["qsgd"][share] < found["ddp"][share]

@@ -37,10 +37,11 @@ def reached(target: Target, cluster: Cluster, planned: Callable[[Cluster], Train
         return _most_ranks(cluster, planned)
     values, refused = dict[str, dict[float, float]](), dict[str, str]()
     found = planned(cluster)
-    for row in (*found.baselines, *found.recipes):
+    asked = [] if target == "every" else [row for row in found.baselines if row.name != "compute"]
+    for row in (*asked, *found.recipes):
         if why := row.error or _without(target, row):
             refused[row.name] = why
-        elif row.name != "compute":
+        else:
             values[row.name] = (
                 dict(row.busy_at) if target == "rate" else {share: row.rounds[share] for share in row.rounds}
             )

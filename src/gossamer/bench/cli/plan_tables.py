@@ -1,7 +1,7 @@
 """How a plan is shown: a table, JSON, or every piece of one recipe's step."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -267,7 +267,11 @@ TARGETS: Mapping[Target, str] = {
 
 def target_table(target: Target, found: Reached, model: ModelCost, cluster: Cluster) -> None:
     """Print a row for each recipe, with what keeps machines busy for each share of the time."""
-    say: Callable[[float], str] = say_rate if target == "rate" else lambda value: f"{value:,.0f}"
+    most = HOSTS[-1] * cluster.ranks_per_node if target == "ranks" else inf
+
+    def say(value: float) -> str:
+        return say_rate(value) if target == "rate" else f"{value:,.0f}{' or more' * (value >= most)}"
+
     made, screen = Table(box=None, pad_edge=False), console()
     made.add_column("recipe", no_wrap=True)
     for share in BUSY:
