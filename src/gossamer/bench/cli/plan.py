@@ -147,6 +147,10 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
         files.writable(path, PAGE)
     except OutputError as error:
         raise InputError(f"{error}; give --page another file") from None
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{path} cannot be written: there is no folder {path.parent}; make it, or give --page another file"
+        )
 
 
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
