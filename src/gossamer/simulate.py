@@ -3,7 +3,7 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heapreplace
@@ -101,10 +101,8 @@ def replicas_of_one_body(
         return _of_their_own(parsed, first, model, optimizer, size, seed)
     for _ in range(size):  # as `replicas` does, which leaves torch's generator as it is here
         model()
-    opt, turns, out = optimizer(first), Turns(size), list[Replica]()
-    for _ in range(size):
-        _add(out, parsed, first, opt, size, seed, turns)
-    return out
+    body, turns = (first, optimizer(first)), Turns(size)
+    return _around([body] * size, parsed, seed, lambda: turns, size)
 
 
 def _of_their_own(
@@ -116,28 +114,33 @@ def _of_their_own(
     seed: int,
 ) -> list[Replica]:
     """Ranks with bodies of their own, all equal to the first model."""
-    out, start = list[Replica](), first.state_dict()
-    for _ in range(size):
-        mine = model()
-        mine.load_state_dict(start)
-        _add(out, recipe, mine, optimizer(mine), size, seed, Turns())
-    return out
+
+    def bodies() -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+        start = first.state_dict()
+        for _ in range(size):
+            mine = model()
+            mine.load_state_dict(start)
+            yield mine, optimizer(mine)
+
+    return _around(bodies(), recipe, seed, Turns, size)
 
 
-def _add(
-    out: list[Replica],
+def _around(
+    bodies: Iterable[tuple[nn.Module, torch.optim.Optimizer]],
     recipe: Recipe,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    size: int,
     seed: int,
-    turns: Turns,
-) -> None:
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    worker = Worker(recipe, params_of(named), optimizer, len(out), size, seed)
-    out.append(Replica(model, optimizer, worker, turns=turns))
-    for bucket, first in zip(worker.buckets, out[0].worker.buckets, strict=True):
-        bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
+    turns: Callable[[], Turns],
+    size: int,
+) -> list[Replica]:
+    """The rank of each model and optimizer."""
+    out = list[Replica]()
+    for rank, (model, optimizer) in enumerate(bodies):
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        worker = Worker(recipe, params_of(named), optimizer, rank, size, seed)
+        out.append(Replica(model, optimizer, worker, turns=turns()))
+        for bucket, first in zip(worker.buckets, out[0].worker.buckets, strict=True):
+            bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
+    return out
 
 
 @dataclass(frozen=True)

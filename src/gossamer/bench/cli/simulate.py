@@ -155,15 +155,17 @@ def simulate_command(
     if on_loss != "restart" and befalls.changes_ranks:
         _refuse_members(recipes)
     costs, found = Costs(where, model, work), list[Simulated]()
-    for each in recipes:
-        if on_loss != "members" or not befalls.changes_ranks:
-            found.append(simulated(each, task, rounds, costs, befalls, restarts))
-        if on_loss != "restart" and befalls.changes_ranks:
-            found.append(with_members(each, task, rounds, costs, befalls, least, times))
-    if as_json:
-        print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
-        return
-    _show(found, task, where, befalls)
+    try:
+        for each in recipes:
+            if on_loss != "members" or not befalls.changes_ranks:
+                found.append(simulated(each, task, rounds, costs, befalls, restarts))
+            if on_loss != "restart" and befalls.changes_ranks:
+                found.append(with_members(each, task, rounds, costs, befalls, least, times))
+    finally:  # a recipe that fails, or an interrupt, does not take along what has been trained
+        if as_json and found:
+            print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
+        elif found:
+            _show(found, task, where, befalls)
 
 
 def _refuse_members(recipes: Sequence[str]) -> None:
