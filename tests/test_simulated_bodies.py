@@ -51,7 +51,7 @@ def test_every_preset_trains_as_with_bodies_of_its_own(name: str, size: int) -> 
             return
     assert bodies(made[0]) == size
     if bodies(made[1]) == 1:
-        alike(*made)
+        alike(made[0], made[1])
     else:
         assert bodies(made[1]) == size
 
@@ -118,7 +118,8 @@ def test_ranks_that_differ_have_bodies_of_their_own(recipe: str, model: Callable
 
 def test_a_step_that_is_skipped_is_skipped_by_all() -> None:
     backward = spoiled([(1, 2), (0, 4)], float("inf"))
-    alike(*(make("topk", Odd, sgd(), 3) for make in (replicas, replicas_of_one_body)), backward)
+    own, shared = (make("topk", Odd, sgd(), 3) for make in (replicas, replicas_of_one_body))
+    alike(own, shared, backward)
 
 
 def test_the_optimizer_steps_once_for_all_ranks() -> None:
