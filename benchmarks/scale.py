@@ -21,7 +21,7 @@ from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.recipe import Recipe
-from gossamer.simulate import replicas, train
+from gossamer.simulate import replicas_of_one_body, train
 
 MEGABYTE = 1e6
 
@@ -79,7 +79,7 @@ def measure(case: Case, rounds: int) -> Measured:
         return time.process_time() - began
 
     steps = Recipe.of(case.recipe).schedule.shape.period
-    ranks = replicas(case.recipe, task.model, task.optimizer, case.size)
+    ranks = replicas_of_one_body(case.recipe, task.model, task.optimizer, case.size)
     train(ranks, backward, steps)  # kernels are compiled and buffers made
     each, alone = list[float](), [gradients() for _ in range(3)][1:]
     for _ in range(rounds):

@@ -3,7 +3,7 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heapreplace
@@ -27,6 +27,7 @@ from gossamer.planning.plan import work_of
 from gossamer.planning.work import WorkSource
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
+from gossamer.simulated_bodies import Turns, stay_equal
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
@@ -43,6 +44,7 @@ class Replica:
     worker: Worker
     losses: list[float] = field(default_factory=list)
     clock: float = 0.0
+    turns: Turns = field(default_factory=Turns)  # who steps the optimizer, if ranks share it
 
     def flat(self) -> Tensor:
         """All parameters as one flat tensor."""
@@ -74,15 +76,69 @@ def replicas(
     seed: int = 0,
 ) -> list[Replica]:
     """Make virtual ranks that start from the same parameters."""
-    parsed, out = Recipe.of(recipe), list[Replica]()
-    start = model().state_dict()
-    for rank in range(size):
-        mine = model()
-        mine.load_state_dict(start)
-        opt = optimizer(mine)
-        named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
-        out.append(Replica(mine, opt, Worker(parsed, params_of(named), opt, rank, size, seed)))
-        for bucket, first in zip(out[rank].worker.buckets, out[0].worker.buckets, strict=True):
+    return _of_their_own(Recipe.of(recipe), model(), model, optimizer, size, seed)
+
+
+def replicas_of_one_body(
+    recipe: "str | Recipe",
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    seed: int = 0,
+) -> list[Replica]:
+    """As `replicas`, to the bit; but ranks that the recipe keeps equal share one model and one optimizer.
+
+    Then N ranks take the memory of one model, and of N gradients while they travel; and one optimizer step is that of all.
+    Who changes the model or the optimizer of one rank changes those of all. Ranks that differ have bodies of their own.
+
+    >>> def linear(): return nn.Linear(2, 1)
+    >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> [len({id(r.model) for r in replicas_of_one_body(recipe, linear, sgd, 4)}) for recipe in ("qsgd", "local_sgd(8)")]
+    [1, 4]
+    """
+    parsed, first = Recipe.of(recipe), model()
+    if not stay_equal(parsed, first):
+        return _of_their_own(parsed, first, model, optimizer, size, seed)
+    for _ in range(size):  # as `replicas` does, which leaves torch's generator as it is here
+        model()
+    body, turns = (first, optimizer(first)), Turns(size)
+    return _around([body] * size, parsed, seed, lambda: turns, size)
+
+
+def _of_their_own(
+    recipe: Recipe,
+    first: nn.Module,
+    model: Callable[[], nn.Module],
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+    size: int,
+    seed: int,
+) -> list[Replica]:
+    """Ranks with bodies of their own, all equal to the first model."""
+
+    def bodies() -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
+        start = first.state_dict()
+        for _ in range(size):
+            mine = model()
+            mine.load_state_dict(start)
+            yield mine, optimizer(mine)
+
+    return _around(bodies(), recipe, seed, Turns, size)
+
+
+def _around(
+    bodies: Iterable[tuple[nn.Module, torch.optim.Optimizer]],
+    recipe: Recipe,
+    seed: int,
+    turns: Callable[[], Turns],
+    size: int,
+) -> list[Replica]:
+    """The rank of each model and optimizer."""
+    out = list[Replica]()
+    for rank, (model, optimizer) in enumerate(bodies):
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        worker = Worker(recipe, params_of(named), optimizer, rank, size, seed)
+        out.append(Replica(model, optimizer, worker, turns=turns()))
+        for bucket, first in zip(worker.buckets, out[0].worker.buckets, strict=True):
             bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
     return out
 
@@ -272,23 +328,24 @@ def program(
         yield from worker.begin()
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
+        averages = worker.recipe.schedule.averages(step) and not alone
         if isinstance(costs, ClusterCosts):
             clock = yield from now()
             if not goes_on(step, clock):
                 break
             costs.links.events.begin(rank, step, clock)
-            before = costs.before(rank, step, parts, worker.recipe.schedule.averages(step) and not alone)
+            before = costs.before(rank, step, parts, averages)
         else:
             before = parts * costs(rank, step)
-        loss = yield Compute(lambda: compute_gradients(replica, backward), "compute", before)
+        loss, gradients = yield Compute(partial(_computed, replica, backward, averages), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss
-        gradients = [c.gradients() for c in worker.buckets]
         if plain:
-            _descend(replica)
+            descend(replica, averages)
             worker.step += 1
         else:
-            yield from worker.train_step(gradients, partial(_descend, replica), replica.optimizer.step, arrive)
+            take = partial(descend, replica, averages)
+            yield from worker.train_step(gradients, take, replica.optimizer.step, arrive)
         worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
@@ -296,6 +353,12 @@ def program(
 
 def _nothing() -> None:
     """The gradients were computed with the loss; only their seconds come one after the other."""
+
+
+def _computed(replica: Replica, backward: Backward, averages: bool) -> tuple[float, list[Tensor]]:
+    """The loss, and copies of the gradients that are to be averaged: the next rank may compute with the same model."""
+    loss = compute_gradients(replica, backward)
+    return loss, [bucket.gradients() for bucket in replica.worker.buckets] if averages else []
 
 
 def compute_gradients(replica: Replica, backward: Backward) -> float:
@@ -314,15 +377,16 @@ def compute_gradients(replica: Replica, backward: Backward) -> float:
     return sum(losses) / parts
 
 
-def _descend(replica: Replica) -> bool:
-    """Set the agreed gradients and step the optimizer; skips the step if they are not finite."""
-    worker = replica.worker
-    if worker.recipe.schedule.averages(worker.step) and worker.size > 1:
-        worker.update_step.put()
+def descend(replica: Replica, averages: bool) -> bool:
+    """Set the gradients that ranks agreed on, where this step averages them, and step the optimizer; skips one that is not finite."""
+    worker, steps = replica.worker, replica.turns.take()
+    if averages:
         finite = worker.averaging.finite
+        if steps:
+            worker.update_step.put()
     else:
         finite = all_finite([p.grad for p in replica.model.parameters() if p.grad is not None])
-    if finite:  # as a loss scaler would
+    if finite and steps:  # as a loss scaler would
         worker.redirect()
         worker.update_step.enter(replica.optimizer)
         replica.optimizer.step()
@@ -339,6 +403,7 @@ __all__ = [
     "bytes_per_step",
     "costs_on",
     "replicas",
+    "replicas_of_one_body",
     "train",
     "train_on_arrival",
 ]

@@ -21,9 +21,8 @@ from gossamer.fabrics.torch.reunion import Reunion
 from gossamer.integrations.checks.elastic_checks import Untrained
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
-from gossamer.kernels.finite import all_finite
 from gossamer.runtime import Worker
-from gossamer.simulate import ClusterCosts, Replica, compute_gradients
+from gossamer.simulate import ClusterCosts, Replica, compute_gradients, descend
 
 MemberBackward = Callable[[nn.Module, Present, int], float]  # (model, who is there, step): as `simulate.Backward`
 
@@ -135,7 +134,7 @@ class MemberSteps:
         except MembersChanged:
             yield from self._drop(began)
             return
-        descended = self._descend()
+        descended = descend(self._replica, schedule.averages(step))
         if not descended:
             worker.discard()
         self.stage = 1
@@ -163,20 +162,6 @@ class MemberSteps:
         for i, flat in enumerate([bucket.gradients() for bucket in worker.buckets]):
             yield Compute(_computed, "backward", costs.arrives(self._rank, worker.step, i))
             yield from worker.ready(i, flat)
-
-    def _descend(self) -> bool:
-        """Set the agreed gradients and step the optimizer; skips the step if they are not finite."""
-        worker = self.worker
-        if worker.recipe.schedule.averages(worker.step):
-            worker.update_step.put()
-            finite = worker.averaging.finite
-        else:
-            finite = all_finite([p.grad for p in self.model.parameters() if p.grad is not None])
-        if finite:  # as a loss scaler would
-            worker.redirect()
-            worker.update_step.enter(self._replica.optimizer)
-            self._replica.optimizer.step()
-        return finite
 
     def _drop(self, began: float) -> Program[None]:
         """Drop the step under way, as all members do; this rank may have to take part in the rest of another's."""

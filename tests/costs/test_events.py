@@ -212,3 +212,23 @@ def test_messages_are_late_as_often_as_they_should_be() -> None:
     assert abs(sum(map(bool, first)) / 4000 - 0.19) < 0.025
     assert first == drawn(EventClock(events), 0) != second
     assert clock.lateness(0, 0, RequestTime(0.0, 9, "w")) == 0.0  # no message leaves the node
+
+
+@pytest.mark.parametrize(
+    ("second", "says"),
+    [
+        ('kind = "leave"\nat = 9\nrank = 1\n', "line 8: rank 1 is gone for ever by an event above"),
+        ('kind = "join"\nat = "9 s"\nrank = 1\n', "line 8: rank 1 goes or comes in an event above"),
+    ],
+)
+def test_who_is_gone_for_ever_cannot_go_or_come(second: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "events.toml"
+    gone = '[[event]]\nkind = "die"\nat = 3\nrank = 1\n'
+    path.write_text(gone + "[[event]]\n" + second)
+    with pytest.raises(CostError, match=says):
+        read_events(path, 4)
+    path.write_text(gone + "[[event]]\n" + second.replace("rank = 1", "rank = 2"))
+    assert len(read_events(path, 4).absences) >= 1
+    back = gone + 'back = "1 s"\n[[event]]\nkind = "die"\nat = 9\nrank = 1\n'
+    path.write_text(back)
+    assert len(read_events(path, 4).absences) == 2

@@ -30,6 +30,8 @@ class Shape:
     period: int = 1  # steps after which its requests repeat, not counting the rounds of its mixer
     prelude: int = 0  # first steps, before its requests repeat
     averages_gradients: bool = False  # gradients are averaged before optimizer steps, and may be sent during backward
+    # Each optimizer step is that of the mean of this very step's gradients of all ranks, and nothing else changes the model.
+    steps_alike: bool = False
     mixer: Mixer | None = None  # the mixer that it drives
     mixes: bool = False  # models are mixed between ranks and never agree exactly
     is_async: bool = False  # each rank counts its own steps, waits for no other, and takes results as they arrive

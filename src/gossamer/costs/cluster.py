@@ -38,9 +38,11 @@ class Hosts:
         for name, least in (("count", 1), ("ranks", 1)):
             if getattr(self, name) < least:
                 raise CostError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("up", "inside", "cores", "speed", "memory", "memory_rate"):
+        for name in ("up", "inside", "cores", "speed", "memory", "memory_rate", "mtbf"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise CostError(f"{name} must be more than 0, not {getattr(self, name)}")
+        if self.speed == inf:
+            raise CostError("speed must be a number of times, not inf")
         if self.latency < 0:
             raise CostError(f"latency must be 0 or more, not {self.latency}")
 

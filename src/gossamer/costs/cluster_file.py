@@ -24,7 +24,21 @@ def _efficiency(value: Any) -> Mapping[str, float]:
     patterns = ("ring", "pairs", "one", "shared")
     if not isinstance(value, dict) or not value.keys() <= {*patterns}:
         raise CostError(f"must be a table with some of {', '.join(patterns)}")
-    return {name: number(share) for name, share in value.items()}
+    return {name: _share(share) for name, share in value.items()}
+
+
+def _share(value: Any) -> float:
+    found = number(value)
+    if not 0 < found <= 1:
+        raise CostError(f"must lie above 0 and up to 1, not {value!r}")
+    return found
+
+
+def _duration(value: Any) -> float:
+    found = number(value)
+    if not 0 <= found < inf:
+        raise CostError(f"must be 0 or more, not {value!r}")
+    return found
 
 
 HOSTS: dict[str, Callable[[Any], Any]] = {
@@ -44,10 +58,10 @@ HOSTS: dict[str, Callable[[Any], Any]] = {
     "mtbf": text_as(quantities.seconds),
 }
 NETWORK: dict[str, Callable[[Any], Any]] = {
-    "payload": number,
+    "payload": _share,
     "efficiency": _efficiency,
-    "byte_seconds": number,
-    "program_seconds": number,
+    "byte_seconds": _duration,
+    "program_seconds": _duration,
 }
 FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": text_as(quantities.seconds),
@@ -74,6 +88,12 @@ WORK: dict[str, Callable[[Any], Any]] = {
     "ranks": lambda value: tuple(map(whole, _list(value))),
     "seconds": lambda value: tuple(tuple(map(number, _list(row))) for row in _list(value)),
 }
+BLAMED = {  # what stands in an error about a whole cluster, and the field that it is about
+    "too many to plan": "count",
+    "different numbers of ranks": "ranks",
+    "two currencies": "egress",
+    "is to be slow": "rank",
+}
 TOP = ("format", "name", "backend", "hosts", "network", "compute", "failures", "work", "sources")
 
 
@@ -92,13 +112,13 @@ class _ClusterReader(TomlReader):
         if not isinstance(groups, list) or not groups:
             self.fail("hosts", "must be one [[hosts]] table or several")
         hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
-        network = self.fields(table.get("network", {}), NETWORK, 0)
-        network |= self.fields(table.get("failures", {}), FAILURES, 0)
+        network = self.fields(self._inner(table, "network"), NETWORK, 0)
+        network |= self.fields(self._inner(table, "failures"), FAILURES, 0)
         if "compute" in table:
-            network["law"] = self._law(self.fields(table["compute"], COMPUTE, 0))
-        sources = {str(k): str(v) for k, v in table.get("sources", {}).items()}
+            network["law"] = self._law(self.fields(self._inner(table, "compute"), COMPUTE, 0))
+        sources = {str(k): str(v) for k, v in self._inner(table, "sources").items()}
         network["work"] = {
-            name: self._work(name, table, n) for n, (name, table) in enumerate(table.get("work", {}).items())
+            name: self._work(name, one, n) for n, (name, one) in enumerate(self._inner(table, "work").items())
         }
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         backend: Any = table.get("backend", "gloo")
@@ -113,7 +133,16 @@ class _ClusterReader(TomlReader):
                 **network,
             )
         except CostError as error:
-            raise CostError(f"{self.path}: {error}") from None
+            blamed = next((field for words, field in BLAMED.items() if words in str(error)), "hosts")
+            line = self.line_of(blamed, len(self.lines))  # the last of them
+            raise CostError(f"{self.path}{f', line {line}' if line else ''}: {error}") from None
+
+    def _inner(self, table: dict[str, Any], name: str) -> dict[str, Any]:
+        """A table of the file; empty where it has none."""
+        found = table.get(name, {})
+        if not isinstance(found, dict):
+            self.fail(name, f"must be a table, [{name}], not {found!r}")
+        return found
 
     def _hosts(self, group: Any, n: int) -> Hosts:
         if not isinstance(group, dict):

@@ -53,6 +53,7 @@ class _EventReader(TomlReader):
             found.append(self._event(table, n, size))
             if "at" in table:
                 self._in_order(found, n)
+                self._there(found, n)
         return _events(found, top.get("seed", 0))
 
     def _event(self, table: dict[str, Any], n: int, size: int) -> Event:
@@ -84,6 +85,21 @@ class _EventReader(TomlReader):
         earlier = [each.begin for each in found[:n] if bool(each.begin.step) == bool(begin.step)]
         if earlier and max(earlier) > begin:
             self.fail("at", f"is {begin}, and an event above begins at {max(earlier)}; put events in order of time", n)
+
+    def _there(self, found: list[Event], n: int) -> None:
+        """Refuse that a rank goes which is gone for ever, and that one comes which an event above speaks of."""
+        event = found[n]
+        if not isinstance(event, Absence | LaterStart):
+            return
+        before = [e for e in found[:n] if isinstance(e, Absence | LaterStart) and e.rank == event.rank]
+        if isinstance(event, LaterStart) and before:
+            self.fail(
+                "rank", f"{event.rank} goes or comes in an event above; to bring it back, give that one a 'back'", n
+            )
+        if any(isinstance(each, Absence) and each.seconds == inf for each in before):
+            self.fail(
+                "rank", f"{event.rank} is gone for ever by an event above; give that one a 'back', or leave this out", n
+            )
 
     def line_of(self, field: str, n: int) -> int:
         """The line of a field in the n-th event, or else that of the event; of a field outside of events, its first."""

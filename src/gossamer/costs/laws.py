@@ -228,8 +228,10 @@ def read_trace(path: Path) -> Trace:
     """Read rows of rank, step, seconds. An error names the file, the line and the field."""
     try:
         lines = list(csv.reader(path.read_text().splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CostError(f"{path} cannot be read: {error}") from None
+    except OSError as error:
+        raise CostError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise CostError(f"{path} is not text: {error}") from None
     rows = dict[int, list[tuple[int, float]]]()
     for number, line in enumerate(lines, 1):
         if not line or (number == 1 and line[0].strip() == "rank"):

@@ -1,6 +1,6 @@
 """Training without gossamer, planned by the same clock: DDP, DDP in bf16, DDP with accumulation, FSDP and HSDP."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -34,13 +34,12 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     """DistributedDataParallel: all-reduces of 25 MiB beside backward; two at once on gloo. A step is one of `accumulate`
     micro-batches, after the last of which gradients are averaged.
     """
-    buckets = _ddp_buckets(model.shapes)
-    told = replace(model, buckets=buckets, waits=accumulate)
+    told = replace(model, buckets=_ddp_buckets(model), waits=accumulate, wide=model.width)
     name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
 
     def seconds(cluster: Cluster) -> StepSeconds:
         without: Step = (BackwardEnds(), StepEnds())
-        with_averages = _ddp_step(told, size, cluster, 2 if bf16 else 4)
+        with_averages = _ddp_step(told, size, cluster, 2 if bf16 else model.width)
         steps = [without] * (accumulate - 1) + [with_averages]
         found = Replay(cluster, told).seconds(steps * 2, accumulate)
         if accumulate == 1:
@@ -51,12 +50,12 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     return PlannedBaseline(name, seconds)
 
 
-def _ddp_buckets(shapes: Mapping[str, tuple[int, ...]]) -> list[list[str]]:
+def _ddp_buckets(model: ModelCost) -> list[list[str]]:
     """Parameters in reverse order; a bucket is full when it has reached its bytes."""
     buckets, filled = [list[str]()], 0
-    for name in reversed(list(shapes)):
+    for name in reversed(list(model.shapes)):
         buckets[-1].append(name)
-        filled += 4 * prod(shapes[name])
+        filled += model.width * prod(model.shapes[name])
         if filled >= (FIRST if len(buckets) == 1 else CAP):
             buckets.append([])
             filled = 0
@@ -70,10 +69,12 @@ def _ddp_step(model: ModelCost, size: int, cluster: Cluster, width: int) -> Step
 
 
 def _averaged(
-    model: ModelCost, size: int, cluster: Cluster, width: int = 4, *, lanes: int = 1, sharing: int = 1
+    model: ModelCost, size: int, cluster: Cluster, width: int, *, lanes: int = 1, sharing: int = 1
 ) -> Iterator[Action]:
     """Backward with an all-reduce of each bucket as it is ready, in elements of `width` bytes, and the wait for all."""
-    casts = 12.0 if width == 2 else 0.0  # bytes an element: read four and write two, and the same back
+    casts = (
+        2.0 * (model.width + width) if width != model.width else 0.0
+    )  # bytes an element: read, write, and the same back
     for i, names in enumerate(model.buckets):
         numel = sum(prod(model.shapes[name]) for name in names)
         wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
@@ -90,7 +91,9 @@ def _averaged(
 
 def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
-    gather = _gather(model.numel, 4, shards, cluster, 1).seconds(cluster)  # scattering gradients takes as long
+    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(
+        cluster
+    )  # scattering gradients takes as long
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),
@@ -104,7 +107,7 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
     """FSDP over all ranks: parameters are gathered for forward and for backward, gradients scattered, each beside computing."""
 
     def seconds(cluster: Cluster) -> StepSeconds:
-        moved = _gather(model.numel, 4, cluster.size, cluster, cluster.nodes)
+        moved = _gather(model.numel, model.width, cluster.size, cluster, cluster.nodes)
         gather = moved.seconds(cluster)
         late = model.at_speed(1 / late_by(cluster.law, cluster.size, 1))
         forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
@@ -125,8 +128,8 @@ def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
 
     def seconds(cluster: Cluster) -> StepSeconds:
         mine = sharded(model, cluster, shards)
-        told = replace(mine, buckets=_ddp_buckets(mine.shapes))
-        averaged = _averaged(told, cluster.size // shards, cluster, sharing=shards)
+        told = replace(mine, buckets=_ddp_buckets(mine), wide=mine.width)
+        averaged = _averaged(told, cluster.size // shards, cluster, mine.width, sharing=shards)
         step: Step = (*averaged, OptimizerSteps(), StepEnds())
         return Replay(cluster, told).seconds([step] * 2, 1)
 
@@ -147,4 +150,5 @@ def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) 
     if shards > 1:
         return [hsdp(model, shards), fsdp(model)]
     size = cluster.size
-    return [ddp(model, size), ddp(model, size, bf16=True), ddp(model, size, accumulate=accumulate), compute(model)]
+    narrower = [ddp(model, size, bf16=True)] if model.width > 2 else []
+    return [ddp(model, size), *narrower, ddp(model, size, accumulate=accumulate), compute(model)]

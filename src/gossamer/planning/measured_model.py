@@ -1,6 +1,7 @@
 """Measures what a step costs on one rank: forward, backward, the moment of each gradient, and the optimizer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -60,6 +61,7 @@ def measure(
         optimizer=updated,
         shares=found,
         momenta=kept_by(optimizer),
+        dtype=dtype_of(named.values()),
         name=name,
         source="measured on this machine, one rank alone",
     )
@@ -82,23 +84,34 @@ def _step(
 def with_step(model: ModelCost, step: float) -> ModelCost:
     """The same model with steps of another length: forward, backward and optimizer by the same factor."""
     factor = step / model.computing
-    return ModelCost(
-        shapes=model.shapes,
+    return replace(
+        model,
         forward=factor * model.forward,
         backward=factor * model.backward,
         optimizer=factor * model.optimizer,
-        shares=model.shares,
-        momenta=model.momenta,
-        name=model.name,
         source=f"{model.source}, then scaled to the step's seconds as given",
     )
 
 
-def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float) -> ModelCost:
-    """The cost of a model that was only built, on the meta device for instance, with a step's seconds as given."""
+def dtype_of(parameters: Iterable[Tensor]) -> str:
+    """The dtype that parameters are planned in: their own if all of them have two bytes a number, else fp32.
+
+    >>> dtype_of([torch.ones(2, dtype=torch.bfloat16)]), dtype_of([torch.ones(2), torch.ones(2, dtype=torch.float16)])
+    ('bf16', 'fp32')
+    """
+    found = {p.dtype for p in parameters}
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(found.pop(), "fp32") if len(found) == 1 else "fp32"
+
+
+def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, dtype: str | None = None) -> ModelCost:
+    """The cost of a model that was only built, on the meta device for instance, with a step's seconds as given.
+
+    Its dtype is that of its parameters, unless another is given.
+    """
     from gossamer.planning.model_shapes import from_shapes
 
-    shapes: Mapping[str, Any] = {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
-    if not shapes:
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not named:
         raise CostError(f"{name} has no parameters to train")
-    return from_shapes(shapes, step, name=name, memory_rate=memory_rate)
+    shapes: Mapping[str, Any] = {n: tuple(p.shape) for n, p in named.items()}
+    return from_shapes(shapes, step, name=name, memory_rate=memory_rate, dtype=dtype or dtype_of(named.values()))

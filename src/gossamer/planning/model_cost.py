@@ -4,6 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
+from gossamer.core.errors import CostError
+from gossamer.core.parts import nearest
+
+WIDTHS: Mapping[str, int] = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a number, by the dtype of a model's parameters, gradients and momenta."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
@@ -20,6 +26,8 @@ class ModelCost:
     shares: Mapping[str, float]
     momenta: int = 1
     on_cores: bool = True  # forward and backward need the host's cores; an accelerator's do not
+    dtype: str = "fp32"  # of parameters, gradients and momenta
+    wide: int = 4  # bytes of a number in a bucket: recipes average in fp32, whatever the dtype
     name: str = ""
     source: str = "default"  # of the seconds
     waits: int = 1  # steps from one moment at which all ranks wait for the slowest to the next; 0 if they never do
@@ -30,8 +38,19 @@ class ModelCost:
         return sum(prod(s) for s in self.shapes.values())
 
     @property
+    def width(self) -> int:
+        """Bytes of a parameter's number."""
+        return WIDTHS[self.dtype]
+
+    @property
     def bytes(self) -> int:
-        return 4 * self.numel
+        """Bytes of the parameters."""
+        return self.width * self.numel
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if means are copied into gradients of fewer bits; else gradients are views of buckets."""
+        return self.width < self.wide
 
     @property
     def computing(self) -> float:
@@ -56,7 +75,22 @@ class ModelCost:
 
     def copies(self, bucket: int) -> float:
         """Bytes that are read and written to gather a bucket's gradients."""
-        return 8.0 * sum(prod(self.shapes[name]) for name in self.buckets[bucket])
+        return float(self.width + self.wide) * sum(prod(self.shapes[name]) for name in self.buckets[bucket])
+
+    def of_dtype(self, dtype: str) -> "ModelCost":
+        """The same model with parameters of another dtype, in the same seconds.
+
+        >>> ModelCost(shapes={"w": (8,)}, forward=1, backward=2, optimizer=0, shares={"w": 1.0}).of_dtype("bf16").bytes
+        16
+        """
+        require_dtype(dtype)
+        return replace(self, dtype=dtype)
+
+
+def require_dtype(dtype: str) -> None:
+    """Raise CostError for a dtype in which no model is planned."""
+    if dtype not in WIDTHS:
+        raise CostError(f"there is no dtype called {dtype!r} for parameters here. {nearest(dtype, list(WIDTHS))}")
 
 
 CONVOLUTION = 30  # times the multiplications of a linear layer for each parameter, as images go

@@ -79,7 +79,9 @@ MODELS: Mapping[str, Callable[[], Shapes]] = {
 }
 
 
-def known_model(name: str, step: float, *, memory_rate: float = 600e9, momenta: int = 2) -> ModelCost:
+def known_model(
+    name: str, step: float, *, memory_rate: float = 600e9, momenta: int = 2, dtype: str = "fp32"
+) -> ModelCost:
     """The cost of a known model whose step takes `step` seconds on one rank alone: a third is forward, as is usual.
 
     >>> known_model("gpt2", 0.35).numel
@@ -87,13 +89,15 @@ def known_model(name: str, step: float, *, memory_rate: float = 600e9, momenta: 
     """
     if name not in MODELS:
         raise CostError(f"there is no model called {name!r}. {nearest(name, list(MODELS))}")
-    return from_shapes(MODELS[name](), step, name=name, memory_rate=memory_rate, momenta=momenta)
+    return from_shapes(MODELS[name](), step, name=name, memory_rate=memory_rate, momenta=momenta, dtype=dtype)
 
 
-def from_shapes(shapes: Shapes, step: float, *, name: str, memory_rate: float, momenta: int = 2) -> ModelCost:
+def from_shapes(
+    shapes: Shapes, step: float, *, name: str, memory_rate: float, momenta: int = 2, dtype: str = "fp32"
+) -> ModelCost:
     """The cost of a model of these shapes whose step takes `step` seconds; the optimizer's part is its passes over memory."""
-    ours = ModelCost(shapes=shapes, forward=0, backward=0, optimizer=0, shares={})
-    optimizer = min((12 + 8 * momenta) * ours.numel / memory_rate, step / 4)
+    ours = ModelCost(shapes=shapes, forward=0, backward=0, optimizer=0, shares={}).of_dtype(dtype)
+    optimizer = min((3 + 2 * momenta) * ours.bytes / memory_rate, step / 4)
     return ModelCost(
         shapes=shapes,
         forward=(step - optimizer) / 3,
@@ -101,6 +105,7 @@ def from_shapes(shapes: Shapes, step: float, *, name: str, memory_rate: float, m
         optimizer=optimizer,
         shares=guessed_shares(shapes),
         momenta=momenta,
+        dtype=dtype,
         name=name,
         source="the step's seconds as given, a third of them forward; gradients in reverse order, by size",
     )

@@ -10,11 +10,12 @@ from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
 from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
 from gossamer.planning.pieces import Programs
-from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.rates import BUSY, Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
 from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, WorkSource
@@ -77,7 +78,7 @@ class Prepared:
     @property
     def memory(self) -> float:
         """Bytes that a rank keeps besides the model and its optimizer."""
-        return self.programs.state_bytes + self.copies * self.model.bytes
+        return self.programs.state_bytes + self.copies * self.model.wide * self.model.numel
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:
@@ -105,7 +106,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     parsed.fits(Binding(_checked(size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
     timed = TimedSteps(programs)
     return Prepared(
-        timed.steps,
+        [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
         timed.warm,
         replace(model, buckets=timed.names, waits=parsed.schedule.shape.period),
         programs,
@@ -113,6 +114,15 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         timed.overlaps,
         simulated_ranks(parsed, size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
     )
+
+
+def _narrowed(step: Step, model: ModelCost, cluster: Cluster) -> Step:
+    """The step with a pass that copies the means into gradients of fewer bits, before the optimizer reads them."""
+    if not any(isinstance(action, Ready) for action in step):
+        return step
+    copies = Busy((model.wide + model.width) * model.numel / cluster.memory_rate)
+    place = next((i for i, action in enumerate(step) if isinstance(action, OptimizerSteps)), len(step))
+    return (*step[:place], copies, *step[place:])
 
 
 def _checked(size: int, per_node: int) -> int:
@@ -136,7 +146,7 @@ class Row:
     of: Mapping[str, float] = field(default_factory=dict[str, float])  # of each baseline's step
     pays: Mapping[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])  # against each baseline
     busy_at: Mapping[float, float] = field(default_factory=dict[float, float])  # rates, by utilisation
-    every: int | None = None  # steps of the shortest round that reaches a utilisation of .9, for recipes with rounds
+    rounds: Mapping[float, int] = field(default_factory=dict[float, int])  # steps of the shortest round, by utilisation
     memory: float = 0.0  # bytes that a rank holds besides the model and its optimizer
     latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
     kept: float | None = None  # the share of time that failures leave
@@ -145,6 +155,11 @@ class Row:
     simulated: int = 0  # ranks, for a recipe whose ranks do not all wait for the slowest
     work: str = ""  # where processor time comes from
     error: str = ""
+
+    @property
+    def every(self) -> int | None:
+        """Steps of the shortest round that keeps machines busy for .9 of the time, for recipes with rounds."""
+        return self.rounds.get(0.9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,7 +331,7 @@ class _Planner:
             of={base: found.step / others.seconds(base).step for base in others.names},
             pays=pays,
             busy_at=busy,
-            every=_every(prepared, found, cluster),
+            rounds=_rounds(prepared, found, cluster),
             memory=prepared.memory,
             latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
             estimated=prepared.programs.estimated,
@@ -353,11 +368,11 @@ def _without_latency(cluster: Cluster) -> Cluster:
     return replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
 
 
-def _every(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> int | None:
-    """The shortest round that keeps machines busy for .9 of the time, if what a round adds does not depend on its length."""
+def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
+    """The shortest rounds that keep machines so busy, if what a round adds does not depend on its length."""
     schedule = prepared.programs.recipe.schedule
     if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps:
-        return None
+        return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period
-    return max(ceil(9 * added / alone), 1)
+    return {share: max(ceil(round(share / (1 - share), 9) * added / alone), 1) for share in BUSY}

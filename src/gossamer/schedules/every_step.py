@@ -61,6 +61,7 @@ class EveryStep(Schedule):
     def shape(self) -> Shape:
         return Shape(
             averages_gradients=True,
+            steps_alike=self.l1 == 0 and self.rate == 1,
             works_alone=True,
             nests=True,
             micro_batches=self.micro_batches,

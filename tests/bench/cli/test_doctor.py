@@ -269,6 +269,16 @@ def test_a_file_that_is_no_cluster_is_not_written_over(
     assert "--force" in err
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(
+    examine: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    for path in (tmp_path, tmp_path / "none" / "c.toml"):
+        code, _, err = examine("--save", str(path))
+        assert code == 2
+        assert "in a folder that is there" in " ".join(err.split())
+
+
 def test_ranks_that_share_a_host_are_told_to_start_one_each(shell: Shell, tmp_path: Path) -> None:
     words = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gossamer", "doctor"
     command = [sys.executable, *words, "--save", str(tmp_path / "c.toml")]

@@ -57,6 +57,34 @@ def test_json_says_the_same(say: Say) -> None:
     assert "at least 3 ranks" in refused["error"]
 
 
+def test_the_dtype_stands_in_the_table_the_json_and_the_explanation(say: Say) -> None:
+    asked = (*GPT2, "qsgd", "--rate", "1gbit", "--dtype", "bf16")
+    code, out, _ = say(*asked)
+    assert code == 0
+    assert "124 M parameters in bf16" in out
+    assert "ddp-bf16" not in out
+    code, out, _ = say(*asked, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["model"]["dtype"] == "bf16"
+    assert [row["recipe"] for row in found["baselines"]] == ["ddp", "ddp, 4 micro-batches", "compute"]
+    assert found["baselines"][0]["sent_bytes"] == 2 * found["model"]["parameters"]
+    code, out, _ = say(*asked, "--explain", "qsgd")
+    assert code == 0
+    assert "parameters in bf16; the recipe averages in fp32" in out
+
+
+def test_a_target_says_what_keeps_machines_busy(say: Say) -> None:
+    asked = (*GPT2, "local_sgd(8)", "qsgd", "--rate", "1gbit", "--target", "every")
+    code, out, _ = say(*asked)
+    assert code == 0
+    assert "gpt2: the shortest round, in steps, with which machines compute for so much of the time at 1 Gbit/s." in out
+    assert "qsgd: it has no rounds whose length is free" in out
+    code, out, _ = say(*asked, "--json")
+    assert code == 0
+    assert [*json.loads(out)["values"]] == ["local_sgd(8)"]
+
+
 def test_several_numbers_of_hosts_stand_side_by_side(say: Say) -> None:
     asked = (
         "plan",
@@ -157,6 +185,28 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
         (("none.toml", "--rate", "1gbit", "--step", "1s"), "cannot be read"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--explain", "qsgd(bits=99)"), "bits"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--dtype", "int4"),
+            "there is no dtype called 'int4' for parameters here",
+        ),
+        (
+            ("lm", "--rate", "1gbit", "--dtype", "bf16"),
+            "lm is trained here in fp32: say how long a step takes in bf16, with --step",
+        ),
+        (
+            ("--rate", "1gbit", "--script", "train.py", "--dtype", "bf16"),
+            "in the dtype of its own parameters; leave --dtype out",
+        ),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--target", "rate", "--over", "2,4"),
+            "--target and --over are two questions",
+        ),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--target", "rate", "--page", "p.html"),
+            "leave out --explain, --over and --target",
+        ),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--page", "no/such/p.html"), "there is no folder no/such"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--target", "speed"), "'speed' is not one of"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_with_the_way_out(words: tuple[str, ...], says: str, say: Say) -> None:

@@ -148,7 +148,9 @@ def _may_save(path: Path, force: bool) -> bool:
             "doctor --save cluster.toml' or 'gossamer lab --hosts 4 --rate 200mbit -- gossamer doctor --save cluster.toml'"
         )
     first = os.environ["RANK"] == "0"
-    if first and path.exists() and not force and not path.read_text().startswith("format = "):
+    if first and (path.is_dir() or not path.parent.is_dir()):
+        raise InputError(f"{path} is no name for a file: give --save a file in a folder that is there")
+    if first and path.exists() and not force and not path.read_bytes().startswith(b"format = "):
         raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
     return first
 

@@ -17,7 +17,15 @@ from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.pass_through import arguments
-from gossamer.bench.cli.plan_tables import as_dict, explain, scaling_table, show_published, show_utility, table
+from gossamer.bench.cli.plan_tables import (
+    as_dict,
+    explain,
+    scaling_table,
+    show_published,
+    show_utility,
+    table,
+    target_table,
+)
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
@@ -28,10 +36,11 @@ from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
 from gossamer.costs.laws import law_of
 from gossamer.planning.measured_model import measure, untrained, with_step
-from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_cost import ModelCost, require_dtype
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.scaling import scaling
+from gossamer.planning.targets import Target, reached
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import work_of
@@ -66,6 +75,9 @@ def plan_command(
     ] = None,
     step: Annotated[str | None, typer.Option(help="Seconds of one step of one rank alone: '350ms'.")] = None,
     accumulate: Annotated[int, typer.Option(min=2, max=1024, help="Micro-batches of the accumulating DDP.")] = 4,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of parameters, gradients and momenta: 'fp32' (the default), 'bf16' or 'fp16'.")
+    ] = None,
     shard: Annotated[int, typer.Option(min=1, max=64, help="Ranks that FSDP2 shards the model over.")] = 1,
     work_of_this_machine: Annotated[
         bool, typer.Option("--work-of-this-machine", help="Use this processor's codecs for a cluster of GPUs.")
@@ -74,6 +86,12 @@ def plan_command(
         str | None, typer.Option("--explain", help="Say every piece of one recipe's step, and each number's source.")
     ] = None,
     over: Annotated[str | None, typer.Option(help="Numbers of hosts to plan one beside the other: '2,8,32'.")] = None,
+    target: Annotated[
+        Target | None,
+        typer.Option(
+            help="What keeps machines busy: the lowest 'rate', the shortest round ('every'), or the most 'ranks'."
+        ),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with sliders for rate, latency, hosts and computing.")
     ] = None,
@@ -85,21 +103,30 @@ def plan_command(
         PAPERS[model](as_json)
         return
     if page is not None:
-        _page_fits(page, explain_recipe, over)
+        _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
         recipes = [*([] if model is None else [model]), *(recipes or [])]
+        if dtype is not None:
+            raise InputError(f"a plan of {script.name} is in the dtype of its own parameters; leave --dtype out")
         what = _script(script, arguments(context), step, where, work_of_this_machine)
     elif model is None:
         raise InputError("give a model, such as gpt2, or --script train.py")
     else:
-        what = cost_of(model, step, where, work_of_this_machine)
+        what = cost_of(model, step, where, work_of_this_machine, dtype)
     work = MeasuredWork() if work_of_this_machine else work_of(where)
     if explain_recipe is not None:
         explain(explain_recipe, what, where, work, shard)
         return
     options: dict[str, Any] = {"work": work, "accumulate": accumulate, "shards": shard}
+    if target is not None:
+        if over is not None:
+            raise InputError("--target and --over are two questions; ask one of them")
+        options["curves"] = target == "rate"
+        found = reached(target, where, lambda there: _planned(what, there, _recipes(recipes), **options))
+        print(json.dumps(found._asdict(), indent=1)) if as_json else target_table(target, found, what, where)
+        return
     if over is not None:
         found = scaling(
             where, _numbers(over), lambda there: _planned(what, there, _recipes(recipes), **options, curves=False)
@@ -112,14 +139,18 @@ def plan_command(
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
 
 
-def _page_fits(path: Path, explain_recipe: str | None, over: str | None) -> None:
+def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target: str | None) -> None:
     """Refuse a page before anything is planned."""
-    if explain_recipe is not None or over is not None:
-        raise InputError("--page is of a whole plan: leave out --explain and --over")
+    if any(asked is not None for asked in (explain_recipe, over, target)):
+        raise InputError("--page is of a whole plan: leave out --explain, --over and --target")
     try:
         files.writable(path, PAGE)
     except OutputError as error:
         raise InputError(f"{error}; give --page another file") from None
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{path} cannot be written: there is no folder {path.parent}; make it, or give --page another file"
+        )
 
 
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
@@ -187,7 +218,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
-def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
+    require_dtype(dtype or "fp32")
     seconds = None if step is None else quantities.seconds(step)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
@@ -197,16 +229,21 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool) -> Model
                 f"{text} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
                 "--step, or plan with --work-of-this-machine"
             )
-        found = _workload(text)
+        if seconds is None and dtype not in (None, "fp32"):
+            raise InputError(
+                f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
+            )
+        found = _workload(text).of_dtype(dtype or "fp32")
         return found if seconds is None else with_step(found, seconds)
     if seconds is None:
         raise InputError(f"{text} is not trained here, so say how long a step of one rank takes: --step 350ms")
     if text in MODELS:
-        return known_model(text, seconds, memory_rate=cluster.memory_rate)
+        return known_model(text, seconds, memory_rate=cluster.memory_rate, dtype=dtype or "fp32")
     if text.endswith((".toml", ".json")):
-        return from_shapes(_shapes_in(Path(text)), seconds, name=text, memory_rate=cluster.memory_rate)
+        shapes = _shapes_in(Path(text))
+        return from_shapes(shapes, seconds, name=text, memory_rate=cluster.memory_rate, dtype=dtype or "fp32")
     if ":" in text:
-        return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate)
+        return untrained(_built(text), seconds, name=text, memory_rate=cluster.memory_rate, dtype=dtype)
     raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
 
 

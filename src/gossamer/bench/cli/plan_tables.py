@@ -1,7 +1,7 @@
 """How a plan is shown: a table, JSON, or every piece of one recipe's step."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -15,9 +15,10 @@ from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
-from gossamer.planning.rates import Interval
+from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.scaling import Scaling
+from gossamer.planning.targets import HOSTS, Reached, Target
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
@@ -47,7 +48,7 @@ def _setting(plan: TrainingPlan) -> str:
     hosts = f"{cluster.nodes} host{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node} rank"
     sharded = f", sharded over {plan.shards}" if plan.shards > 1 else ""
     return (
-        f"{model.name}: {model.numel / 1e6:.3g} M parameters, {say_seconds(model.computing)} of computing a step; {hosts}"
+        f"{model.name}: {model.numel / 1e6:.3g} M parameters in {model.dtype}, {say_seconds(model.computing)} of computing a step; {hosts}"
         f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
         f"{cluster.backend}; severity {_severity(plan):.2g}."
     )
@@ -134,6 +135,7 @@ def as_dict(plan: TrainingPlan, words: list[str]) -> dict[str, Any]:
         "model": {
             "name": model.name,
             "parameters": model.numel,
+            "dtype": model.dtype,
             "forward": model.forward,
             "backward": model.backward,
             "optimizer": model.optimizer,
@@ -207,6 +209,8 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     split = ", ".join(f"{name} {say_seconds(value)}" for name, value in _split(found).items() if value > 0)
     screen.print(f"  {split}")
     screen.print(f"  work: {work.name}; computing: {model.source}")
+    if model.is_narrow:
+        screen.print(f"  parameters in {model.dtype}; the recipe averages in fp32, and copies the means back")
     for number, step in enumerate(prepared.steps[prepared.warm :], 1):
         for action in step:
             if isinstance(action, StartProgram) and action.pieces:
@@ -248,6 +252,36 @@ def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
             made.add_row(escape(name), *cells)
     screen.print(
         f"{model.name}: a step with so many hosts, and the share of it that is computing. Each rank's batch stays the same."
+    )
+    screen.print(made)
+    for name, why in found.refused.items():
+        screen.print(escape(f"{name}: {why}"))
+
+
+TARGETS: Mapping[Target, str] = {
+    "rate": "the lowest rate of a link",
+    "every": "the shortest round, in steps,",
+    "ranks": f"the most ranks, of {HOSTS[0]}, {HOSTS[1]}, {HOSTS[2]}, ... {HOSTS[-1]:,} hosts,",
+}
+
+
+def target_table(target: Target, found: Reached, model: ModelCost, cluster: Cluster) -> None:
+    """Print a row for each recipe, with what keeps machines busy for each share of the time."""
+    most = HOSTS[-1] * cluster.ranks_per_node if target == "ranks" else inf
+
+    def say(value: float) -> str:
+        return say_rate(value) if target == "rate" else f"{value:,.0f}{' or more' * (value >= most)}"
+
+    made, screen = Table(box=None, pad_edge=False), console()
+    made.add_column("recipe", no_wrap=True)
+    for share in BUSY:
+        made.add_column(f"{share:.0%} busy", justify="right", no_wrap=True)
+    for name, row in found.values.items():
+        made.add_row(escape(name), *(say(row[share]) if share in row else "" for share in BUSY))
+    links = "" if target == "rate" else f" at {say_rate(cluster.rate)}"
+    screen.print(
+        f"{model.name}: {TARGETS[target]} with which machines compute for so much of the time{links}. "
+        "Each rank's batch stays the same."
     )
     screen.print(made)
     for name, why in found.refused.items():

@@ -34,7 +34,8 @@ from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import prepare, work_of
 from gossamer.planning.work import NoWork, WorkSource
 from gossamer.recipe import Recipe
-from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, train
+from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, replicas_of_one_body, train
+from gossamer.simulated_bodies import stay_equal
 
 OnLoss = Literal["restart", "members", "both"]
 POINTS = 20  # of a loss curve that are printed as JSON
@@ -140,8 +141,9 @@ def simulate_command(
     for each in recipes:
         Recipe.of(each)
     model = _cost(task, step, where)
-    refuse_beyond_memory(recipes, model, where, _allowed(memory))
     befalls = Events() if events is None else _events(events, where, rounds, model.computing, losses)
+    shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
+    refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
     back = _given(restart, where.restart)
     restarts = simulated_restarts.Restarts(save_every, _given(saving, where.checkpoint), back)
@@ -153,15 +155,17 @@ def simulate_command(
     if on_loss != "restart" and befalls.changes_ranks:
         _refuse_members(recipes)
     costs, found = Costs(where, model, work), list[Simulated]()
-    for each in recipes:
-        if on_loss != "members" or not befalls.changes_ranks:
-            found.append(simulated(each, task, rounds, costs, befalls, restarts))
-        if on_loss != "restart" and befalls.changes_ranks:
-            found.append(with_members(each, task, rounds, costs, befalls, least, times))
-    if as_json:
-        print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
-        return
-    _show(found, task, where, befalls)
+    try:
+        for each in recipes:
+            if on_loss != "members" or not befalls.changes_ranks:
+                found.append(simulated(each, task, rounds, costs, befalls, restarts))
+            if on_loss != "restart" and befalls.changes_ranks:
+                found.append(with_members(each, task, rounds, costs, befalls, least, times))
+    finally:  # a recipe that fails, or an interrupt, does not take along what has been trained
+        if as_json and found:
+            print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
+        elif found:
+            _show(found, task, where, befalls)
 
 
 def _refuse_members(recipes: Sequence[str]) -> None:
@@ -237,7 +241,7 @@ def simulated(
         return Simulated(
             recipe, steps, run.seconds, sent, losses, moments, quality, lines, run.gradients, "restart", run.restarts
         )
-    fleet = replicas(recipe, task.model, task.optimizer, size, task.seed)
+    fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
     run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
     losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
     quality, lines = task.evaluate(fleet[0].model), _lines(run.spans)
@@ -304,12 +308,15 @@ def _allowed(memory: str | None) -> float:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 
 
-def refuse_beyond_memory(recipes: list[str], model: ModelCost, cluster: Cluster, allowed: float) -> None:
-    """Refuse ranks that would not fit, with what each recipe's would take."""
+def refuse_beyond_memory(
+    recipes: list[str], shared: set[str], model: ModelCost, cluster: Cluster, allowed: float
+) -> None:
+    """Refuse ranks that would not fit, with what each recipe's would take; those of the `shared` ones have one model for all."""
     rows = list[tuple[str, float]]()
     for recipe in recipes:
         kept = prepare(recipe, model, cluster, NoWork()).memory if _is_planned(recipe) else model.bytes
-        rows.append((recipe, cluster.size * (model.training_bytes + model.bytes + kept)))
+        bodies = 1 if recipe in shared else cluster.size
+        rows.append((recipe, bodies * model.training_bytes + cluster.size * (model.bytes + kept)))
     if max(taken for _, taken in rows) > allowed:
         table = "\n".join(f"  {recipe}: {say_size(taken)}" for recipe, taken in rows)
         raise InputError(

@@ -28,6 +28,7 @@ from gossamer.bench.compare.script_rank import run_as_main
 from gossamer.core.process_exit import exit_in_order
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import VARIABLE, ObserverSlot, RunObserver
+from gossamer.planning.measured_model import dtype_of
 from gossamer.planning.model_cost import ModelCost
 from gossamer.recipe import Recipe
 from gossamer.runtime.optimizer_state import kept_by
@@ -115,6 +116,7 @@ class CostObserver(RunObserver):
             "attached": self.attached,
             "steps": len(self.steps),
             "shapes": {n: list(p.shape) for n, p in self.params.items()},
+            "dtype": dtype_of(self.params.values()),
             "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
             "shares": {n: min(max(median(said), 0.0), 1.0) if said else 1.0 for n, said in shares.items()},
             **{k: median([s[k] for s in late]) if late else 0.0 for k in ("forward", "backward", "optimizer")},
@@ -144,6 +146,7 @@ def measure_script(script: Path, arguments: list[str]) -> ModelCost:
         backward=found["backward"],
         optimizer=found["optimizer"],
         momenta=found["momenta"],
+        dtype=found["dtype"],
         name=script.name,
         source=f"measured in {script.name}, one rank alone on this machine",
     )

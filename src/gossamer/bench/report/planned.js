@@ -123,7 +123,7 @@ function said([from, to]) {
 
   // ---- sliders: logarithms, but hosts
 
-  const shown = { rate: format.rate, latency: format.seconds, seconds: format.seconds, hosts: (i) => String(axes.hosts[i]) };
+  const shown = { rate: format.rate, latency: format.latency, seconds: format.seconds, hosts: (i) => String(axes.hosts[i]) };
   const reach = { rate: [axes.rate[0], axes.rate.at(-1)], latency: [1e-5, axes.latency.at(-2)], seconds: [axes.seconds[0], axes.seconds.at(-1)] };
   for (const slider of document.querySelectorAll("#sliders input")) {
     const name = slider.name, log = name !== "hosts";

@@ -16,6 +16,7 @@ const format = {
     if (v === null || v === undefined) return "–";
     return v < 1 ? format.number(v * 1e3, digits) + " ms" : format.number(v, digits) + " s";
   },
+  latency(v) { return v < 1e-3 ? format.number(v * 1e6) + " us" : format.seconds(v); },
   bytes(v, digits = 3) {
     if (v < 1000) return Math.round(v) + " B";
     const power = Math.min(4, Math.floor(Math.log10(v) / 3 + 1e-9));

@@ -12,7 +12,7 @@ from gossamer.bench.tune.knobs import at_rate
 from gossamer.bench.workloads import Workload
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.simulate import Replica, replicas, train
+from gossamer.simulate import Replica, replicas_of_one_body, train
 
 TAIL = 10  # steps whose losses make the last training loss
 
@@ -86,7 +86,7 @@ def crew_of(workload: Workload, recipe: Recipe, lr: float, ranks: int) -> list[R
             group["lr"] = group["lr"] * left
         return made
 
-    return replicas(said, workload.model, optimizer, ranks, workload.seed)
+    return replicas_of_one_body(said, workload.model, optimizer, ranks, workload.seed)
 
 
 def batches_of(workload: Workload, ranks: int) -> Callable[[nn.Module, int, int], float]:
