@@ -263,7 +263,7 @@ def test_a_page_is_written_where_it_is_asked_for(say: Say, tmp_path: Path, monke
     assert path.read_text() == "my own notes"
     code, _, err = say(*asked, "--over", "2,4")
     assert code == 2
-    assert "--page is of a whole plan: leave out --explain and --over" in err
+    assert "--page is of a whole plan: leave out --explain, --over and --target" in err
 
 
 # -- the user's own script ----------------------------------------------------------------------------------------------------
