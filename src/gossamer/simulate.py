@@ -364,7 +364,9 @@ def _computed(replica: Replica, backward: Backward, averages: bool) -> tuple[flo
 def compute_gradients(replica: Replica, backward: Backward) -> float:
     """Compute the mean gradient over the schedule's micro-batches; returns the mean loss."""
     parts = replica.worker.recipe.schedule.shape.micro_batches
-    replica.optimizer.zero_grad(set_to_none=True)
+    for group in replica.optimizer.param_groups:  # as its zero_grad does, without the profiler's record
+        for p in group["params"]:
+            p.grad = None
     losses, sums = list[float](), dict[Tensor, Tensor]()
     for _ in range(parts):
         losses.append(backward(replica.model, replica.worker.rank, replica.worker.step))
