@@ -140,3 +140,27 @@ def test_a_plain_run_refuses_events_that_it_would_pass_over() -> None:
 def test_restarts_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(CostError, match="must be"):
         Restarts(**wrong)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("step", [1, 9])
+@pytest.mark.parametrize("saving", [0.0, 0.25])
+def test_who_goes_at_the_first_step_after_a_start_or_a_checkpoint_is_gone(step: int, told: bool, saving: float) -> None:
+    restarts = Restarts(every=8, saving=saving, seconds=5.0)
+    gone = run("allreduce", restarts, absences=(Absence(1, told=told, begin=Begin(step=step)),))
+    (restart,) = gone.restarts
+    assert (restart.done, restart.again, restart.present) == (step - 1 + told, 0, (0, 2, 3))
+    assert (len(gone.losses), len(gone.replicas)) == (STEPS, 3)
+
+
+def test_a_loss_at_the_very_moment_of_a_restart_is_one_restart() -> None:
+    now = Restarts(every=8, saving=0.0, seconds=0.0)
+    lost = run("allreduce", now, absences=(Absence(1, begin=Begin(step=12)), Absence(2, begin=Begin(step=12))))
+    assert [restart.present for restart in lost.restarts] in ([(0, 3)], [(0, 2, 3), (0, 3)])
+    assert len(lost.losses) == STEPS
+
+
+def test_all_who_go_at_once_are_an_error() -> None:
+    away = tuple(Absence(rank, told=True, begin=Begin(step=1)) for rank in range(4))
+    with pytest.raises(CostError, match="all ranks are lost and none comes back"):
+        run("allreduce", absences=away)

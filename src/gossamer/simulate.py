@@ -27,7 +27,7 @@ from gossamer.planning.plan import work_of
 from gossamer.planning.work import WorkSource
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker, params_of
-from gossamer.simulated_bodies import Turns, stay_equal
+from gossamer.simulated_bodies import StepTurns, stay_equal
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
@@ -44,7 +44,7 @@ class Replica:
     worker: Worker
     losses: list[float] = field(default_factory=list)
     clock: float = 0.0
-    turns: Turns = field(default_factory=Turns)  # who steps the optimizer, if ranks share it
+    turns: StepTurns = field(default_factory=StepTurns)  # who steps the optimizer, if ranks share it
 
     def flat(self) -> Tensor:
         """All parameters as one flat tensor."""
@@ -101,7 +101,7 @@ def replicas_of_one_body(
         return _of_their_own(parsed, first, model, optimizer, size, seed)
     for _ in range(size):  # as `replicas` does, which leaves torch's generator as it is here
         model()
-    body, turns = (first, optimizer(first)), Turns(size)
+    body, turns = (first, optimizer(first)), StepTurns(size)
     return _around([body] * size, parsed, seed, lambda: turns, size)
 
 
@@ -122,14 +122,14 @@ def _of_their_own(
             mine.load_state_dict(start)
             yield mine, optimizer(mine)
 
-    return _around(bodies(), recipe, seed, Turns, size)
+    return _around(bodies(), recipe, seed, StepTurns, size)
 
 
 def _around(
     bodies: Iterable[tuple[nn.Module, torch.optim.Optimizer]],
     recipe: Recipe,
     seed: int,
-    turns: Callable[[], Turns],
+    turns: Callable[[], StepTurns],
     size: int,
 ) -> list[Replica]:
     """The rank of each model and optimizer."""
@@ -364,7 +364,9 @@ def _computed(replica: Replica, backward: Backward, averages: bool) -> tuple[flo
 def compute_gradients(replica: Replica, backward: Backward) -> float:
     """Compute the mean gradient over the schedule's micro-batches; returns the mean loss."""
     parts = replica.worker.recipe.schedule.shape.micro_batches
-    replica.optimizer.zero_grad(set_to_none=True)
+    for group in replica.optimizer.param_groups:  # as its zero_grad does, without the profiler's record
+        for p in group["params"]:
+            p.grad = None
     losses, sums = list[float](), dict[Tensor, Tensor]()
     for _ in range(parts):
         losses.append(backward(replica.model, replica.worker.rank, replica.worker.step))

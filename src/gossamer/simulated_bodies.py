@@ -5,7 +5,7 @@ from torch import nn
 from gossamer.recipe import Recipe
 
 
-class Turns:
+class StepTurns:
     """Who steps the optimizer of a body that so many ranks share: the first of them that comes to the step."""
 
     def __init__(self, ranks: int = 1) -> None:

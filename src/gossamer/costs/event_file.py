@@ -94,7 +94,9 @@ class _EventReader(TomlReader):
         before = [e for e in found[:n] if isinstance(e, Absence | LaterStart) and e.rank == event.rank]
         if isinstance(event, LaterStart) and before:
             self.fail(
-                "rank", f"{event.rank} goes or comes in an event above; to bring it back, give that one a 'back'", n
+                "rank",
+                f"{event.rank} goes or comes in an event above: a rank comes once, and one that is lost is there again by its 'back'",
+                n,
             )
         if any(isinstance(each, Absence) and each.seconds == inf for each in before):
             self.fail(

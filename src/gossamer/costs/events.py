@@ -148,6 +148,15 @@ class RequestTime(NamedTuple):
     label: str
 
 
+class _Change(NamedTuple):
+    """A rank goes or comes: whether it is there afterwards, and whether it goes after a notice."""
+
+    at: float
+    rank: int
+    there: bool
+    told: bool = False
+
+
 @dataclass(eq=False)
 class EventClock:
     """The events of one run, as its ranks reach them.
@@ -198,12 +207,17 @@ class EventClock:
         return [rank for rank in ranks if not any(begin <= clock < end for begin, end in self._away(rank))]
 
     def next_loss(self, clock: float) -> float:
-        """The first moment after this one at which a rank comes, or goes without having said so, as far as it is known."""
-        return min((at for at, told in self._changes() if at > clock and not told), default=inf)
+        """The first moment from this one on at which a rank comes, or goes without having said so, as far as it is known."""
+        return min((each.at for each in self._changes() if not each.told and self._is_ahead(each, clock)), default=inf)
 
     def next_notice(self, clock: float) -> float:
-        """The first moment after this one at which a rank says that it leaves, as far as it is known."""
-        return min((at for at, told in self._changes() if at > clock and told), default=inf)
+        """The first moment from this one on at which a rank says that it leaves, as far as it is known."""
+        return min((each.at for each in self._changes() if each.told and self._is_ahead(each, clock)), default=inf)
+
+    def _is_ahead(self, change: "_Change", clock: float) -> bool:
+        """True if a change is still to come, or comes at this very moment and those that are numbered do not show it yet."""
+        shown = not self.places or (change.rank in self.places) == change.there
+        return change.at > clock or (change.at == clock and not shown)
 
     def latest_step(self) -> int:
         """The largest step that a rank has begun."""
@@ -217,14 +231,14 @@ class EventClock:
         late = [self._moment(ANYBODY, event.begin) for event in self.events.arrivals if event.rank == rank]
         return [(begin, begin + seconds) for begin, seconds in gone] + [(-inf, end) for end in late]
 
-    def _changes(self) -> Iterator[tuple[float, bool]]:
-        """The moments at which a rank goes or comes, and whether it goes after a notice."""
+    def _changes(self) -> Iterator["_Change"]:
+        """The moments at which ranks go or come."""
         for event in self.events.absences:
             begin = self._moment(event.rank, event.begin)
-            yield begin, event.told
-            yield begin + event.seconds, False
+            yield _Change(begin, event.rank, there=False, told=event.told)
+            yield _Change(begin + event.seconds, event.rank, there=True)
         for event in self.events.arrivals:
-            yield self._moment(ANYBODY, event.begin), False
+            yield _Change(self._moment(ANYBODY, event.begin), event.rank, there=True)
 
     def _moment(self, rank: int, begin: Begin) -> float:
         if not begin.step:

@@ -6,6 +6,7 @@ of the mean before, so that no integration needs to know of it.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError
+from gossamer.core.parts import Part
 from gossamer.runtime import optimizers
 
 if TYPE_CHECKING:
@@ -83,7 +85,13 @@ class Decay:
 def _with_momentum(bucket: "BucketState") -> object | None:
     """The part that adds momentum to this bucket's gradient, if any."""
     parts = bucket.memory, bucket.exchange
-    return next((part for part in parts if "adds momentum" in part.traits), None)
+    return next((part for part in parts if _adds_momentum(part)), None)
+
+
+@cache
+def _adds_momentum(part: Part) -> bool:
+    """Asked at every step, twice; a part's traits do not change."""
+    return "adds momentum" in part.traits
 
 
 def _decay_of(group: dict[str, Any]) -> float:

@@ -74,6 +74,13 @@ def test_the_dtype_stands_in_the_table_the_json_and_the_explanation(say: Say) ->
     assert "parameters in bf16; the recipe averages in fp32" in out
 
 
+def test_a_model_that_is_cut_among_eight_is_planned_on_hosts_of_eight(say: Say) -> None:
+    asked = ("plan", "gpt2", "qsgd", "--shard", "8", "--nodes", "4", "--rate", "25gbit", "--step", "1s", "--json")
+    implied, said = (json.loads(say(*asked, *more)[1]) for more in ((), ("--gpus", "8")))
+    assert implied["cluster"]["ranks_per_node"] == 8
+    assert implied == said
+
+
 def test_a_target_says_what_keeps_machines_busy(say: Say) -> None:
     asked = (*GPT2, "local_sgd(8)", "qsgd", "--rate", "1gbit", "--target", "every")
     code, out, _ = say(*asked)
@@ -263,7 +270,7 @@ def test_a_page_is_written_where_it_is_asked_for(say: Say, tmp_path: Path, monke
     assert path.read_text() == "my own notes"
     code, _, err = say(*asked, "--over", "2,4")
     assert code == 2
-    assert "--page is of a whole plan: leave out --explain and --over" in err
+    assert "--page is of a whole plan: leave out --explain, --over and --target" in err
 
 
 # -- the user's own script ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,12 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from gossamer.bench.cli import simulate
+from gossamer.core.errors import PeerError
 
 Say = Callable[..., tuple[int, str, str]]
 DIGITS = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--step", "10ms", "--rounds", "3")
@@ -177,3 +181,18 @@ def test_a_cluster_of_another_size_is_refused(say: Say, tmp_path: Path) -> None:
     code, _, err = say("simulate", "digits", "--cluster", str(path), "--workers", "4")
     assert code == 2
     assert "c.toml describes 3 ranks, and --workers asks for 4; make them equal" in " ".join(err.split())
+
+
+def test_what_was_trained_before_a_recipe_fails_is_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = simulate.simulated
+
+    def fails(recipe: str, *of: Any) -> simulate.Simulated:
+        if recipe == "topk":
+            raise PeerError("rank 2 is lost")
+        return trained(recipe, *of)
+
+    monkeypatch.setattr(simulate, "simulated", fails)
+    code, out, err = say(*DIGITS, "--recipe", "qsgd", "--recipe", "topk", "--free-work", "--json")
+    assert code != 0
+    assert [run["recipe"] for run in json.loads(out)] == ["qsgd"]
+    assert "rank 2 is lost" in err

@@ -3,6 +3,7 @@
 import importlib
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -30,7 +31,7 @@ from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
-from gossamer.core.errors import OutputError
+from gossamer.core.errors import CostError, OutputError
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
@@ -78,7 +79,12 @@ def plan_command(
     dtype: Annotated[
         str | None, typer.Option(help="Of parameters, gradients and momenta: 'fp32' (the default), 'bf16' or 'fp16'.")
     ] = None,
-    shard: Annotated[int, typer.Option(min=1, max=64, help="Ranks that FSDP2 shards the model over.")] = 1,
+    shard: Annotated[
+        int,
+        typer.Option(
+            min=1, max=64, help="Ranks that FSDP2 shards the model over; a host has as many GPUs unless said."
+        ),
+    ] = 1,
     work_of_this_machine: Annotated[
         bool, typer.Option("--work-of-this-machine", help="Use this processor's codecs for a cluster of GPUs.")
     ] = False,
@@ -105,6 +111,8 @@ def plan_command(
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
+    if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
+        gpus = shard
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
     if script is not None:
         recipes = [*([] if model is None else [model]), *(recipes or [])]
@@ -207,12 +215,20 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         nodes=nodes,
         gpus=gpus,
         ranks=ranks,
-        rate=quantities.rate(asked["--rate"]),
-        latency=None if asked["--latency"] is None else quantities.seconds(asked["--latency"]),
-        inside=None if asked["--inside"] is None else quantities.rate(asked["--inside"]),
+        rate=of_flag("--rate", quantities.rate, asked["--rate"]),
+        latency=None if asked["--latency"] is None else of_flag("--latency", quantities.seconds, asked["--latency"]),
+        inside=None if asked["--inside"] is None else of_flag("--inside", quantities.rate, asked["--inside"]),
         cores=asked["--cores"],
     )
     return found if asked.get("--law") is None else replace(found, law=law_of(asked["--law"]))
+
+
+def of_flag(flag: str, read: Callable[[str], float], text: str) -> float:
+    """Read a quantity; an error names its flag."""
+    try:
+        return read(text)
+    except CostError as error:
+        raise InputError(f"{flag} {error}") from None
 
 
 # -- the model --------------------------------------------------------------------------------------------------------------
@@ -220,7 +236,7 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = None if step is None else quantities.seconds(step)
+    seconds = None if step is None else of_flag("--step", quantities.seconds, step)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
     if text in workloads.names():
@@ -255,7 +271,7 @@ def _script(script: Path, given: list[str], step: str | None, cluster: Cluster, 
             "--step, or plan with --work-of-this-machine"
         )
     found = measure_script(script, given)
-    return found if step is None else with_step(found, quantities.seconds(step))
+    return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
 
 
 def _workload(name: str) -> ModelCost:

@@ -18,7 +18,7 @@ from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, of_flag
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Present
 from gossamer.costs import Cluster
@@ -145,9 +145,9 @@ def simulate_command(
     shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
     refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
-    back = _given(restart, where.restart)
-    restarts = simulated_restarts.Restarts(save_every, _given(saving, where.checkpoint), back)
-    times = simulated_members.MemberTimes(silence=seconds(silence), starting=back)
+    back = _given("--restart", restart, where.restart)
+    restarts = simulated_restarts.Restarts(save_every, _given("--saving", saving, where.checkpoint), back)
+    times = simulated_members.MemberTimes(silence=of_flag("--silence", seconds, silence), starting=back)
     if befalls.changes_ranks and where.ranks_per_node > 1:
         raise InputError(
             "a host is lost with all its ranks, which is not simulated; give a cluster whose hosts have one rank each"
@@ -193,14 +193,14 @@ def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> Model
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
     if step is None:
         return cost_of(task.name, None, cluster, True)
-    taken = seconds(step)
+    taken = of_flag("--step", seconds, step)
     if taken <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
-def _given(text: str | None, usual: float) -> float:
-    return usual if text is None else seconds(text)
+def _given(flag: str, text: str | None, usual: float) -> float:
+    return usual if text is None else of_flag(flag, seconds, text)
 
 
 class Costs(NamedTuple):
@@ -304,7 +304,7 @@ def _backward(task: workloads.Workload, size: int) -> Backward:
 
 def _allowed(memory: str | None) -> float:
     if memory is not None:
-        return bytes_in(memory)
+        return of_flag("--memory", bytes_in, memory)
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
 
 
