@@ -190,7 +190,11 @@ class AutoSearch:
         return self._adopt(number, tells=number == ON_DENSE)
 
     def _besides(self, seen: Timing) -> str:
-        return f"; {seen.slow}, which no recipe changes" if seen.slow else ""
+        """Names a slow rank, once."""
+        if not seen.slow:
+            return ""
+        self._keep("named", 1)
+        return f"; {seen.slow}, which no recipe changes"
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
@@ -207,12 +211,20 @@ class AutoSearch:
         if seen.slow and "named" not in self.state:
             self._keep("named", 1)
             self.facts.tell(f"auto: nothing changes because {seen.slow}: that is not the network")
-        wanted = next(iter(order(self._predicted(seen), self.options.gain, self._barred())), ON_DENSE)
-        is_off = differs(seen.steps.middle, float(self.state["expected"])) and wanted != self.number
+        guesses = self._predicted(seen)
+        wanted = next(iter(order(guesses, self.options.gain, self._barred())), ON_DENSE)
+        is_off = wanted != self.number and self._is_another_network(seen, guesses)
         off = self._whole("off", 0) + 1 if is_off else 0
         self._keep("off", off)
         rested = self.facts.step - self._whole("since", 0) >= REST and self._whole("tries", 0) < TRIES
         return self._measure_anew("other times") if off >= 2 and rested else self.number
+
+    def _is_another_network(self, seen: Timing, guesses: Sequence[float]) -> bool:
+        """True if the step, or what dense would take now, is not what was measured when the choice was made.
+
+        Under a candidate that sends little a step hardly gets shorter on a faster network, and dense's would.
+        """
+        return differs(seen.steps.middle, float(self.state["expected"])) or differs(guesses[0], self._all("dense")[1])
 
     def _predicted(self, seen: Timing) -> list[float]:
         numbers = self._all("costs")
