@@ -78,6 +78,11 @@ def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
         )
     if not any(crosses(schedules[0], one) for one in schedules):
         return
+    require(
+        recipe.update is None,
+        f"{recipe.controller} could change between {named}, of which one averages gradients and the other models, and what "
+        f"{recipe.update} remembers is of each rank's own gradients under the latter: leave the update out; or {ANEW}",
+    )
     for one in found:
         for way in ways(one):
             memory, exchange = way["memory"], way["exchange"]

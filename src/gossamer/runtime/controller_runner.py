@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossamer.changes import begins_anew
+from gossamer.changes import begins_anew, crosses
 from gossamer.core.bucket import Bucket, PendingState, State
 from gossamer.core.contracts import Facts, ParamGroup, RankTimes
 from gossamer.core.events import Decision
@@ -125,6 +125,20 @@ class ControllerRunner:
         """Tell what was decided for the next step."""
         for text in words:
             self._worker.record.tell(Decision(self._worker.step + 1, self._worker.rank, text))
+
+    def agree(self) -> Program[None]:
+        """Before gradients are averaged after rounds of local steps, make what optimizers remember equal on all ranks.
+
+        Each rank's momenta are of its own gradients until then, and equal gradients would move equal models apart.
+        """
+        worker, after = self._worker, self.next
+        if after is None or worker.size == 1 or not after.schedule.shape.averages_gradients:
+            return
+        if not crosses(worker.recipe.schedule, after.schedule):
+            return
+        fine = yield from worker.optimizer_state.agree(worker.size, worker.ranks.weight, worker.step)
+        if not fine:
+            self.say([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
 
     def draft(self) -> PendingState:
         return PendingState(self.state)

@@ -109,8 +109,9 @@ class Worker:
         yield from self.recipe.schedule.ready(self.loop, index, flat)
 
     def steps(self) -> Program[None]:
-        """Run one step of the recipe's schedule."""
-        return self.recipe.schedule.step(self.loop)
+        """Run one step of the recipe's schedule, and what must be done before the next one is another's."""
+        yield from self.recipe.schedule.step(self.loop)
+        yield from self.controller.agree()
 
     def train_step(
         self,
