@@ -170,7 +170,7 @@ class Worker:
         self.record.skipped += not descended
         self.step += 1
         self.assigned = False
-        if self.controller.next is not None and not self.in_flight.averages:  # else it waits until those are done
+        if self.controller.next is not None and self.controller.may_adopt:  # else it waits
             self.controller.adopt(self.controller.next)
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -223,7 +223,8 @@ class Worker:
     def _refuse_misfits(self) -> None:
         """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
         sorts = {
-            (type(r.exchange), r.memory, type(r.schedule)): r for r in reversed([self.recipe, *self.recipe.reached])
+            (type(r.exchange), r.memory, type(r.schedule), r.rules): r
+            for r in reversed([self.recipe, *self.recipe.reached])
         }
         for recipe in sorts.values():
             own = recipe is self.recipe
