@@ -319,7 +319,7 @@ REFUSED = {
     "auto(allow=('qsdg',))": "auto: allow names 'qsdg': ",
     "auto(allow=('accordion_qsgd(5)',))": "without an update, a bucket\\(\\), a controller",
     "auto(allow=('local_sgd(8)',))": r"must be written out: 'allreduce\(fp32\(\)\) \+ local_sgd\(8\)'",
-    "auto(allow=('allreduce + gossip()',))": "under gossip\\(\\) models differ, something is on its way",
+    "auto(allow=('allreduce + gossip()',))": "has nothing to change",
     "auto(allow=('allreduce + overlap_local_sgd(8)',))": "something is on its way",
     "auto(allow=('gather(topk()) + error_feedback() + local_sgd(4)',))": "is none of models",
     "auto(allow=('allreduce + every_step(micro_batches=2)',))": "a step or batch of their own",
@@ -328,7 +328,7 @@ REFUSED = {
     "auto(gain=1.0)": r"gain must lie in \[0, 1\)",
     "auto(steps=0)": "steps must be at least 1",
     "topk + auto()": "plain dense averages at every step",
-    "auto(allow=('signum',))": "without an update",
+    "auto(allow=('distributed_lion',))": "without an update",
 }
 
 

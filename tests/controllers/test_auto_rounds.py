@@ -45,9 +45,9 @@ def test_rounds_that_the_user_names_are_tried_for_whole_rounds_and_left_again_on
     assert "auto tries dense from step 57" in words(run)  # the round of one step, and five whole ones
     said = words(run)[-1]
     assert said.startswith(f"auto: {ROUNDS} from step 84: ")
-    assert said.endswith(f"; qsgd 111 ms. Allowed: qsgd, {ROUNDS}")
+    assert said.endswith(f"; qsgd 129 ms. Allowed: qsgd, {ROUNDS}")
     assert words(run, 1) == words(run)
-    measured, guess = float(said.split()[8]), float(said.split("predicted ")[1].split()[0])
+    measured, guess = float(said.split()[7]), float(said.split("predicted ")[1].split()[0])
     assert guess == pytest.approx(measured, rel=0.05)
     train(ranks, pulled, 300, FAST, alike)
     assert parts(ranks) == (DENSE, "every_step()", 0)

@@ -124,11 +124,7 @@ class Auto(Controller):
     def reach(self, recipe: Any) -> Iterable[Any]:
         found = [self._put(recipe, name) for name in (DENSE, *self.allow)]
         require(
-            any((one.exchange, one.memory, one.rules) == (recipe.exchange, recipe.memory, ()) for one in found)
-            and not recipe.rules
-            and not recipe.routes
-            and recipe.update is None
-            and recipe.schedule == recipe.of("allreduce").schedule,
+            any(_in_force(one) == _in_force(recipe) for one in found) and not recipe.routes and recipe.update is None,
             f"{self} compares with plain dense averages at every step, and cannot begin with {recipe}: write 'auto' alone, and name "
             "what it may choose in allow",
         )
@@ -180,3 +176,8 @@ class Auto(Controller):
             return self._put(recipe, DENSE)
         chosen = search.number if options.is_too_short else search.next()
         return recipe if chosen == search.number and not facts.times else search.recipe_of(chosen)
+
+
+def _in_force(recipe: Any) -> tuple[Any, ...]:
+    """What a candidate sets; a rule's condition names the model's own parameters once training has begun."""
+    return recipe.exchange, recipe.memory, recipe.schedule, [(rule.exchange, rule.memory) for rule in recipe.rules]
