@@ -12,6 +12,7 @@ from gossamer.controllers.auto_replay import model_of
 from gossamer.core.errors import RecipeError
 from gossamer.core.version import __version__
 from gossamer.recipe import Recipe
+from gossamer.runtime.step_times import _runs
 from gossamer.schedules import EveryStep, LocalSGD, SlowMo
 from gossamer.simulate import Replica, replicas, train
 
@@ -32,7 +33,9 @@ class Predicts(nn.Module):
 
 def parts(ranks: list[Replica]) -> tuple[str, str, int]:
     """Exchange, schedule and the number of rules in force, the same on all ranks."""
-    (found,) = {(repr(r.worker.recipe.exchange), repr(r.worker.recipe.schedule), len(r.worker.recipe.rules)) for r in ranks}
+    (found,) = {
+        (repr(r.worker.recipe.exchange), repr(r.worker.recipe.schedule), len(r.worker.recipe.rules)) for r in ranks
+    }
     return found
 
 
@@ -45,7 +48,8 @@ def test_rounds_that_the_user_names_are_tried_for_whole_rounds_and_left_again_on
     assert "auto tries dense from step 57" in words(run)  # the round of one step, and five whole ones
     said = words(run)[-1]
     assert said.startswith(f"auto: {ROUNDS} from step 84: ")
-    assert said.endswith(f"; qsgd 129 ms. Allowed: qsgd, {ROUNDS}")
+    same = "allreduce + switch_exchange(83, scatter(qsgd()), schedule=local_sgd(8))"
+    assert said.endswith(f"; qsgd 129 ms; as '{same}'. Allowed: qsgd, {ROUNDS}")
     assert words(run, 1) == words(run)
     measured, guess = float(said.split()[7]), float(said.split("predicted ")[1].split()[0])
     assert guess == pytest.approx(measured, rel=0.05)
@@ -63,6 +67,26 @@ def test_a_candidate_with_a_rule_is_chosen_and_its_rule_holds() -> None:
     assert equal(ranks)
     assert [c.names for c in ranks[0].worker.buckets] == [["head"], ["body"]]
     assert words(run)[-1].startswith(f"auto: {TERNARY} from step 34: ")
+
+
+def test_rounds_may_follow_on_dense_first_steps_without_measuring() -> None:
+    ranks = replicas("allreduce + switch_exchange(5, scatter(qsgd()), schedule=local_sgd(4))", Predicts, sgd, 2)
+    for step in range(1, 17):
+        train(ranks, pulled, 1)
+        assert equal(ranks) == (step <= 5 or step % 4 == 0)
+    assert parts(ranks) == ("scatter(qsgd())", "local_sgd(4)", 0)
+    with pytest.raises(RecipeError, match="under gossip"):
+        Recipe.of("allreduce + switch_exchange(5, allreduce(fp32()), schedule=gossip())")
+
+
+def test_candidates_with_rules_are_measured_on_views_of_the_one_copy() -> None:
+    ranks = replicas("allreduce", Predicts, sgd, 2)
+    (bucket,) = ranks[0].worker.buckets
+    copy = torch.zeros(bucket.layout.numel, dtype=torch.float32)
+    recipe = Recipe.of(TERNARY).bound({"body": (32, 32), "head": (4, 32)})
+    runs = [block for _, block in _runs(recipe, bucket, copy)]
+    assert [(block.name, block.numel) for block in runs] == [("head", 128), ("body", 1024)]
+    assert all(block.flat.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr() for block in runs)
 
 
 def test_the_default_list_holds_a_recipe_for_the_last_layer_where_that_is_a_matrix() -> None:
@@ -134,7 +158,9 @@ def test_slow_momentum_that_comes_in_force_again_begins_from_the_present_model(t
     anchors = {s.name: b for b in ranks[0].worker.buckets for s in b.layout.segments}
     for (name, _), x in zip(ranks[0].model.named_parameters(), before, strict=True):
         bucket = anchors[name]
-        views = dict(zip(bucket.names, bucket.states["schedule"]["anchor"].split([s.numel for s in bucket.layout.segments])))
+        views = dict(
+            zip(bucket.names, bucket.states["schedule"]["anchor"].split([s.numel for s in bucket.layout.segments]))
+        )
         assert torch.equal(views[name].view_as(x), x)
 
 

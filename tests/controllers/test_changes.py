@@ -151,7 +151,8 @@ def test_replicas_are_equal_after_each_step_that_averages_gradients(schedule: st
         train(ranks, pull, 1)
         assert bit_equal(parameters(ranks))
         one, other = ([*r.worker.optimizer_state.tensors()] for r in ranks)
-        assert one and all(bit_equal(pair) for pair in zip(one, other, strict=True))
+        assert one
+        assert all(bit_equal(pair) for pair in zip(one, other, strict=True))
     train(ranks, pull, 10)  # and in rounds again
     assert bit_equal(parameters(ranks))
 
@@ -179,7 +180,7 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 def turned_there_and_back(rank: int, size: int, a: str, b: str) -> list[Tensor]:
     """Parameters and running statistics after each step; both recipes average after every second one at least."""
     out = list[Tensor]()
-    with attached(turning(a, b, 4, 8), normed(), momentum, buffers="average") as (model, optimizer, comm):
+    with attached(turning(a, b, 4, 8), normed(), momentum, buffers="average") as (model, optimizer, _comm):
         for step in range(1, 15):
             x = torch.randn(6, 8, generator=torch.Generator().manual_seed(100 * rank + step)) + rank
             optimizer.zero_grad()
@@ -191,10 +192,14 @@ def turned_there_and_back(rank: int, size: int, a: str, b: str) -> list[Tensor]:
 
 @pytest.mark.gang
 @pytest.mark.parametrize(("a", "b"), [(DENSE, f"{DENSE} + slowmo(2)"), (f"{DENSE} + local_sgd(2)", "scatter(qsgd())")])
-def test_models_and_running_statistics_are_equal_through_a_change_on_real_processes(gang2: Gang, a: str, b: str) -> None:
+def test_models_and_running_statistics_are_equal_through_a_change_on_real_processes(
+    gang2: Gang, a: str, b: str
+) -> None:
     one, other = gang2.run(turned_there_and_back, a, b)
     alike = [same(x, y) for x, y in zip(one, other, strict=True)]
-    rounds = [1 <= step <= 4 or step > 8 for step in range(1, 15)] if "local" in a else [4 < s <= 8 for s in range(1, 15)]
+    rounds = (
+        [1 <= step <= 4 or step > 8 for step in range(1, 15)] if "local" in a else [4 < s <= 8 for s in range(1, 15)]
+    )
     assert alike == [step % 2 == 0 or not within for step, within in zip(range(1, 15), rounds, strict=True)]
     assert all(x.isfinite().all() for x in one)
 

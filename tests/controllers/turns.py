@@ -34,9 +34,7 @@ class Turns(Controller):
         return True
 
     def reach(self, recipe: Any) -> Iterable[Any]:
-        yield replace(
-            recipe, exchange=self.exchange, memory=self.memory, schedule=self.schedule, rules=self.rules
-        )
+        yield replace(recipe, exchange=self.exchange, memory=self.memory, schedule=self.schedule, rules=self.rules)
         yield replace(
             recipe,
             exchange=self.other_exchange,

@@ -117,7 +117,11 @@ def changed(rank: int, size: int, path: str) -> list[tuple[str, str, int, Tensor
     """What is in force and the model after each step, under an optimizer with momentum."""
     recipe = f"""auto(allow=('scatter(qsgd()) + local_sgd(3)', "terngrad(last='qsgd')"), replay={path!r})"""
     model, out = small(), list[tuple[str, str, int, Tensor]]()
-    with attached(recipe, model, lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)) as (inner, opt, comm):
+    with attached(recipe, model, lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)) as (
+        inner,
+        opt,
+        comm,
+    ):
         for step in range(1, 25):
             now = comm.recipe
             learn(inner, opt, rank, step)

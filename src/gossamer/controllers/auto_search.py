@@ -150,10 +150,11 @@ class AutoSearch:
     def _written(self, number: int) -> str:
         """The recipe that puts the same in force at the same step, if one can be written."""
         one, plain = self.recipe_of(number), self.recipe_of(ON_DENSE)
-        if one.rules or one.schedule != plain.schedule:
+        if one.rules:
             return ""
         memory = "" if one.memory == plain.memory else f", {one.memory}"
-        return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory})'"
+        schedule = "" if one.schedule == plain.schedule else f", schedule={one.schedule}"
+        return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory}{schedule})'"
 
     def _of(self, number: int) -> list[tuple[int, WindowMedian]]:
         """The trials of a candidate, with their places in turn."""

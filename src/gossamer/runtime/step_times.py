@@ -135,9 +135,7 @@ class StepTimes:
             candidate = due.candidates[number].bound(shapes)
             for _ in range(2):
                 began = yield from now()
-                bytes_, requests = yield Compute(
-                    lambda one=candidate: self._driven(one, index, copy, context), LABEL
-                )
+                bytes_, requests = yield Compute(lambda one=candidate: self._driven(one, index, copy, context), LABEL)
                 self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
 
     def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
