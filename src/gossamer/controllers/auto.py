@@ -1,8 +1,8 @@
 """auto: measure a run under dense averages, try what is allowed and promises to be faster, and keep what is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, final
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, names_rounds, round_of, trial_of
@@ -101,9 +101,7 @@ class Auto(Controller):
         return self if allow == self.allow else replace(self, allow=allow)
 
     def _options(self, recipe: Any) -> AutoOptions:
-        longest = TRIED + 1
-        if self._names_rounds and self.steps is not None:
-            longest = max(trial_of(self._put(recipe, name).schedule) for name in self.allow)
+        longest = _longest_trial(recipe.of, self.allow) if self._names_rounds else TRIED + 1
         # Two candidates in turns with dense, and one of them once more.
         return AutoOptions(self.allow, self.gain, self.steps, MEASURING + 3 * longest + 2 * (TRIED + 1))
 
@@ -176,6 +174,12 @@ class Auto(Controller):
             return self._put(recipe, DENSE)
         chosen = search.number if options.is_too_short else search.next()
         return recipe if chosen == search.number and not facts.times else search.recipe_of(chosen)
+
+
+@cache
+def _longest_trial(of: Callable[[str], Any], allow: tuple[str, ...]) -> int:
+    """The most steps that a trial of any of these texts takes, which `of` reads; asked for in each step."""
+    return max(trial_of(of(text).schedule) for text in allow)
 
 
 def _in_force(recipe: Any) -> tuple[Any, ...]:
