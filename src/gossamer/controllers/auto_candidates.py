@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from gossamer.controllers.auto_table import ALLOWED, TABLE
 from gossamer.core.contracts.times import CandidateCost
 from gossamer.core.errors import RecipeError
+from gossamer.core.last_layer import last_layer
 from gossamer.core.parts import registry
 from gossamer.core.schedule import Schedule
 from gossamer.core.text import terms
-from gossamer.rules import last_layer
 
 TRIED = 8  # steps of a trial, after one that warms up
 ROUNDS = 5  # whole rounds of a trial, after one that warms up and may be shorter: as many as an interval of 90 % needs
