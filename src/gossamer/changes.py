@@ -24,16 +24,30 @@ def check_changes(recipe: Any, reached: Sequence[Any]) -> None:
     for one in found[1:]:
         for way in ways(one):
             agree({**way, "controller": recipe.controller})
-    for part in "update", "rules":
-        require(
-            len({getattr(one, part) for one in found}) == 1,
-            f"{recipe.controller} could change the recipe's {part} in mid-run, which hold for a whole run; {ANEW}",
-        )
-    _check_schedules(recipe, found)
-    for before, after in permutations(dict.fromkeys(one.exchange for one in found), 2):
-        _check_exchanges(recipe, before, after)
-    for before, after in permutations(dict.fromkeys(one.memory for one in found), 2):
-        _check_memories(recipe, before, after)
+    require(
+        len({one.update for one in found}) == 1,
+        f"{recipe.controller} could change the recipe's update in mid-run, which holds for a whole run; {ANEW}",
+    )
+    for some in _neighbours(recipe, found, reached):
+        _check_schedules(recipe, some)
+        for before, after in permutations(dict.fromkeys(one for one, _ in _pairs(some)), 2):
+            _check_exchanges(recipe, before, after)
+        for before, after in permutations(dict.fromkeys(one for _, one in _pairs(some)), 2):
+            _check_memories(recipe, before, after)
+
+
+def _neighbours(recipe: Any, found: Sequence[Any], reached: Sequence[Any]) -> list[list[Any]]:
+    """Groups of recipes, of which any may follow on any other of its group."""
+    if not recipe.controller.returns:
+        return [[*found]]
+    return [[reached[0], one] for one in found if one != reached[0]]
+
+
+def _pairs(found: Sequence[Any]) -> list[tuple[Exchange, Memory]]:
+    """Exchanges and memories that may follow one another on a parameter; those of rules that all have never change."""
+    changing = found if len({one.rules for one in found}) > 1 else ()
+    ruled = [(rule.exchange, rule.memory) for one in changing for rule in one.rules]
+    return [*((one.exchange, one.memory) for one in found), *ruled]
 
 
 def begins_anew(before: Schedule, after: Schedule) -> bool:
@@ -78,6 +92,11 @@ def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
         )
     if not any(crosses(schedules[0], one) for one in schedules):
         return
+    require(
+        recipe.update is None,
+        f"{recipe.controller} could change between {named}, of which one averages gradients and the other models, and what "
+        f"{recipe.update} remembers is of each rank's own gradients under the latter: leave the update out; or {ANEW}",
+    )
     for one in found:
         for way in ways(one):
             memory, exchange = way["memory"], way["exchange"]

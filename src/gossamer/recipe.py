@@ -121,8 +121,11 @@ class Recipe:
 
     def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Recipe":
         """The same recipe for a model of these parameters, with the names of the last layer in its rules."""
-        rules = tuple(rule.bound(shapes) for rule in self.rules) if shapes else self.rules
-        return self if rules == self.rules else replace(self, rules=rules)
+        if not shapes:
+            return self
+        rules, controller = tuple(rule.bound(shapes) for rule in self.rules), self.controller.bound(shapes)
+        same = (rules, controller) == (self.rules, self.controller)
+        return self if same else replace(self, rules=rules, controller=controller)
 
     def is_routed(self, name: str, shape: tuple[int, ...]) -> bool:
         """True if a controller chose another exchange for this parameter. Rules take precedence."""

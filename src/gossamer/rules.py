@@ -10,6 +10,7 @@ from typing import Any, ClassVar, final
 from gossamer.core.constraints import Constrained, agree
 from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import RecipeError
+from gossamer.core.last_layer import last_layer
 from gossamer.core.parts import Part, part, require
 from gossamer.core.text import shown, term
 from gossamer.memories import NoMemory
@@ -71,18 +72,6 @@ class _Spelt(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         return self._named if node.id == "last" else node
-
-
-def last_layer(shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """The parameters of the module that holds the last matrix; of the last module, if there is no matrix.
-
-    >>> last_layer({"body.weight": (2, 2), "norm.weight": (2,), "head.weight": (3, 2), "head.bias": (3,), "scale": ()})
-    ['head.weight', 'head.bias']
-    """
-    names = [*shapes]
-    last = next((n for n in reversed(names) if len(shapes[n]) > 1 and 0 not in shapes[n]), names[-1])
-    module = last.rpartition(".")[0]
-    return [n for n in names if n.rpartition(".")[0] == module] if module else [last]
 
 
 @final

@@ -233,9 +233,9 @@ def saved(ranks: list[Replica]) -> list[dict[str, Any]]:
     return [checkpoints.save(r.worker) for r in ranks]
 
 
-def resumed(before: list[Replica], size: int = 4) -> list[Replica]:
+def resumed(before: list[Replica], size: int = 4, model: Callable[[], nn.Module] = Square) -> list[Replica]:
     """New ranks with all that a checkpoint of the old ones holds."""
-    after, states = make(repr(before[0].worker.origin), size), saved(before)
+    after, states = replicas(repr(before[0].worker.origin), model, sgd, size), saved(before)
     for i, rank in enumerate(after):
         rank.model.load_state_dict(before[min(i, len(before) - 1)].model.state_dict())
         checkpoints.load(rank.worker, states if size != len(before) else states[i])
@@ -317,16 +317,18 @@ def test_a_replay_of_another_model_world_or_version_is_refused(tmp_path: Path) -
 REFUSED = {
     "auto(allow=())": "allow is empty",
     "auto(allow=('qsdg',))": "auto: allow names 'qsdg': ",
-    "auto(allow=('accordion_qsgd(5)',))": "a controller of their own",
-    "auto(allow=('local_sgd(8)',))": "average gradients at every step",
-    "auto(allow=('osgp',))": "average gradients at every step",
+    "auto(allow=('accordion_qsgd(5)',))": "without an update, a bucket\\(\\), a controller",
+    "auto(allow=('local_sgd(8)',))": r"must be written out: 'allreduce\(fp32\(\)\) \+ local_sgd\(8\)'",
+    "auto(allow=('allreduce + gossip()',))": "has nothing to change",
+    "auto(allow=('allreduce + overlap_local_sgd(8)',))": "something is on its way",
+    "auto(allow=('gather(topk()) + error_feedback() + local_sgd(4)',))": "is none of models",
+    "auto(allow=('allreduce + every_step(micro_batches=2)',))": "a step or batch of their own",
     "auto(allow=('topk',)) + local_sgd(4)": "plain dense averages at every step",
     "auto(gain=-0.1)": r"gain must lie in \[0, 1\)",
     "auto(gain=1.0)": r"gain must lie in \[0, 1\)",
     "auto(steps=0)": "steps must be at least 1",
     "topk + auto()": "plain dense averages at every step",
-    "auto(allow=('terngrad(last=\"qsgd\")',))": "without rules",
-    "auto(allow=('dgc',))": "without rules",
+    "auto(allow=('distributed_lion',))": "without an update",
 }
 
 

@@ -103,6 +103,56 @@ def test_a_replay_is_bit_equal_to_the_run_that_wrote_it(gang2: Gang, tmp_path: P
     assert one.exchange == "scatter(bf16())"
 
 
+THERE_AND_BACK = """
+{"step": 2, "rank": 0, "decision": "HEAD"}
+{"step": 4, "rank": 0, "decision": "auto tries scatter(qsgd()) + local_sgd(3) from step 4"}
+{"step": 10, "rank": 0, "decision": "auto tries dense from step 10"}
+{"step": 13, "rank": 0, "decision": "auto tries terngrad(last='qsgd') from step 13"}
+{"step": 16, "rank": 0, "decision": "auto tries dense from step 16"}
+{"step": 19, "rank": 0, "decision": "auto: scatter(qsgd()) + local_sgd(3) from step 19: 1 ms a step"}
+"""
+
+
+def changed(rank: int, size: int, path: str) -> list[tuple[str, str, int, Tensor]]:
+    """What is in force and the model after each step, under an optimizer with momentum."""
+    recipe = f"""auto(allow=('scatter(qsgd()) + local_sgd(3)', "terngrad(last='qsgd')"), replay={path!r})"""
+    model, out = small(), list[tuple[str, str, int, Tensor]]()
+    with attached(recipe, model, lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)) as (
+        inner,
+        opt,
+        comm,
+    ):
+        for step in range(1, 25):
+            now = comm.recipe
+            learn(inner, opt, rank, step)
+            flat = torch.cat([p.detach().reshape(-1) for p in inner.parameters()])
+            out.append((repr(now.exchange), repr(now.schedule), len(now.rules), flat))
+    return out
+
+
+def test_to_rounds_and_back_and_to_rules_and_back_all_ranks_are_equal_when_models_agree(
+    gang2: Gang, tmp_path: Path
+) -> None:
+    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
+    path = tmp_path / "made_up.jsonl"
+    path.write_text(THERE_AND_BACK.strip().replace("HEAD", head))
+    one, other = gang2.run(changed, str(path))
+    dense, rounds = ("allreduce(fp32())", "every_step()", 0), ("scatter(qsgd())", "local_sgd(3)", 0)
+    ternary = ("scatter(ternary(), answer=qsgd(bits=3))", "every_step()", 1)
+    wanted = [dense] * 3 + [rounds] * 6 + [dense] * 3 + [ternary] * 3 + [dense] * 3 + [rounds] * 6
+    assert [step[:3] for step in one] == [step[:3] for step in other] == wanted
+    for number, (mine, theirs) in enumerate(zip(one, other, strict=True), 1):
+        assert torch.equal(mine[3], theirs[3]) == (mine[1] == "every_step()" or number % 3 == 0), number
+
+
+def test_rounds_are_timed_and_chosen_alike_on_all_ranks(gang2: Gang) -> None:
+    recipe = "auto(allow=('scatter(qsgd()) + local_sgd(4)',), gain=0.0)"
+    first, second = gang2.run(trained, recipe, 80, "", "")
+    assert torch.equal(first.model, second.model)  # 80 is the end of a round
+    assert (first.exchange, first.said) == (second.exchange, second.said)
+    assert any(word.startswith("auto: ") for word in first.said)
+
+
 def test_what_a_run_wrote_is_replayed_to_the_bit(gang2: Gang, tmp_path: Path) -> None:
     path = str(tmp_path / "ledger.jsonl")
     one, _ = gang2.run(trained, "auto(gain=0.0)", STEPS, "", path)

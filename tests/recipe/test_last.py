@@ -10,9 +10,10 @@ from tests.runtime.gym import make, parameters, resumed, saved, train
 from torch import Tensor, nn
 
 from gossamer.core.errors import RecipeError
+from gossamer.core.last_layer import last_layer
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
-from gossamer.rules import Rule, last_layer
+from gossamer.rules import Rule
 from gossamer.simulate import Replica
 
 HEAD = ("head.weight", "head.bias")

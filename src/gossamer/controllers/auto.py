@@ -1,10 +1,11 @@
 """auto: measure a run under dense averages, try what is allowed and promises to be faster, and keep what is."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, final
 
+from gossamer.controllers.auto_candidates import TRIED, default_for, names_rounds, round_of, trial_of
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
 from gossamer.controllers.auto_search import LOOKED_AT, MEASURING, ON_DENSE, UNDISTURBED, AutoOptions, AutoSearch
 from gossamer.controllers.auto_table import ALLOWED
@@ -25,6 +26,9 @@ class Auto(Controller):
     take the candidate's processor time, latencies, and share of dense's bytes. If none is predicted to be `gain` faster than dense,
     dense stays. Else the best two train for eight steps each, in turns with eight dense ones. One comes in force if its median of
     the slowest rank's steps is `gain` below dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
+
+    Candidates may have rules, and rounds of local steps if their schedule is written out, as in "scatter(qsgd()) + local_sgd(8)":
+    those train for five whole rounds.
 
     Every 50 steps the median is compared with that of the choice. If two in a row differ by over a quarter, and the numbers now
     say another order, it measures again: at least 200 steps after the last time, at most ten times. A rank that computes far
@@ -81,8 +85,25 @@ class Auto(Controller):
         return True
 
     @property
-    def _options(self) -> AutoOptions:
-        return AutoOptions(self.allow, self.gain, self.steps)
+    def moves_schedule(self) -> bool:
+        return self._names_rounds
+
+    @cached_property
+    def _names_rounds(self) -> bool:
+        return names_rounds(self.allow)
+
+    @property
+    def returns(self) -> bool:
+        return True
+
+    def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Auto":
+        allow = default_for(shapes) if self.allow == ALLOWED else self.allow
+        return self if allow == self.allow else replace(self, allow=allow)
+
+    def _options(self, recipe: Any) -> AutoOptions:
+        longest = _longest_trial(recipe.of, self.allow) if self._names_rounds else TRIED + 1
+        # Two candidates in turns with dense, and one of them once more.
+        return AutoOptions(self.allow, self.gain, self.steps, MEASURING + 3 * longest + 2 * (TRIED + 1))
 
     def fits(self, binding: Binding) -> None:
         run = self.recorded
@@ -101,11 +122,7 @@ class Auto(Controller):
     def reach(self, recipe: Any) -> Iterable[Any]:
         found = [self._put(recipe, name) for name in (DENSE, *self.allow)]
         require(
-            any((one.exchange, one.memory) == (recipe.exchange, recipe.memory) for one in found)
-            and not recipe.rules
-            and not recipe.routes
-            and recipe.update is None
-            and recipe.schedule == recipe.of("allreduce").schedule,
+            any(_in_force(one) == _in_force(recipe) for one in found) and not recipe.routes and recipe.update is None,
             f"{self} compares with plain dense averages at every step, and cannot begin with {recipe}: write 'auto' alone, and name "
             "what it may choose in allow",
         )
@@ -118,17 +135,20 @@ class Auto(Controller):
             other = recipe.of(("allreduce" if name == DENSE else name) + levels)
         except RecipeError as error:
             raise RecipeError(f"auto: allow names {name!r}: {error}") from None
-        plain = recipe.of("allreduce")
+        plain, own = recipe.of("allreduce"), other.schedule.traits & {"own step", "accumulates"}
         require(
-            (other.schedule, other.controller, other.update, other.rules, other.bucket)
-            == (plain.schedule, plain.controller, None, (), None),
-            f"auto: allow names {name!r}, which is {other}: auto chooses among recipes that average gradients at every step, without "
-            "rules, an update, a bucket() or a controller of their own; leave it out, or train with it from the start",
+            (other.controller, other.update, other.bucket) == (plain.controller, None, None) and not own,
+            f"auto: allow names {name!r}, which is {other}: auto chooses among recipes without an update, a bucket(), a controller, or "
+            "a step or batch of their own; leave it out, or train with it from the start",
         )
-        return replace(recipe, exchange=other.exchange, memory=other.memory)
+        require(
+            other.schedule == plain.schedule or self._names_rounds,
+            f"auto: allow names {name!r}, whose rounds of local steps must be written out: {str(other)!r}",
+        )
+        return replace(recipe, exchange=other.exchange, memory=other.memory, schedule=other.schedule, rules=other.rules)
 
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
-        if self.replay is not None or self._options.is_too_short:
+        if self.replay is not None or self._options(recipe).is_too_short:
             return TimesDue()
         until, rows = int(state.get("until", MEASURING)), int(state.get("rows", LOOKED_AT))
         runs, place = (), step - (until - MEASURING) - 3
@@ -136,7 +156,7 @@ class Auto(Controller):
             runs = range(place - 1, len(self.allow), UNDISTURBED - 1)
         return TimesDue(
             rows=rows if step >= until else 0,
-            times_blocks=step > until - UNDISTURBED,
+            times_blocks=step > until - UNDISTURBED * max(round_of(recipe.schedule), 1),
             measures_error=step == int(state.get("adopted", 0)) + 1 and int(state.get("choice", ON_DENSE)) != ON_DENSE,
             runs=runs,
             candidates=[self._put(recipe, name) for name in self.allow] if runs or step >= until else (),
@@ -146,7 +166,7 @@ class Auto(Controller):
         if self.recorded is not None:
             name = self.recorded.changes.get(facts.step + 1)
             return recipe if name is None else self._put(recipe, name)
-        options = self._options
+        options = self._options(recipe)
         search = AutoSearch(options, facts, state, lambda number: self._put(recipe, options.name_of(number)))
         if "begun" not in state:
             if facts.finite:
@@ -154,3 +174,14 @@ class Auto(Controller):
             return self._put(recipe, DENSE)
         chosen = search.number if options.is_too_short else search.next()
         return recipe if chosen == search.number and not facts.times else search.recipe_of(chosen)
+
+
+@cache
+def _longest_trial(of: Callable[[str], Any], allow: tuple[str, ...]) -> int:
+    """The most steps that a trial of any of these texts takes, which `of` reads; asked for in each step."""
+    return max(trial_of(of(text).schedule) for text in allow)
+
+
+def _in_force(recipe: Any) -> tuple[Any, ...]:
+    """What a candidate sets; a rule's condition names the model's own parameters once training has begun."""
+    return recipe.exchange, recipe.memory, recipe.schedule, [(rule.exchange, rule.memory) for rule in recipe.rules]

@@ -122,7 +122,8 @@ def predicted(
 
     A block's average takes the candidate's processor time, a latency for each of its requests, and dense's transfer times the
     candidate's share of bytes. Averages follow one another on the comm thread, each when its block is ready; the step goes on
-    when the last is done. What the step takes besides was measured. `late` seconds of a slow rank's computing are left out.
+    when the last is done. Under rounds of local steps they follow on a round's computing, once for all its steps. What the step
+    takes besides was measured. `late` seconds of a slow rank's computing are left out.
     """
     if len(seen.ready) != len(sizes) or not sizes or not seen.steps.known:
         return [NAN] * (1 + len(costs))
@@ -135,7 +136,10 @@ def predicted(
     ready, computing = [max(moment - late, 0.0) for moment in seen.ready], max(seen.computing - late, 0.0)
 
     def end(cost: CandidateCost) -> float:
-        """When the last average is done, counted from the step's begin."""
+        """When the last average is done, counted from the step's begin; of rounds of local steps, the mean of their steps."""
+        if cost.every:
+            averages = [share * cost.work + cost.bytes * transfer for transfer, share in zip(transfers, shares)]
+            return computing + (sum(averages) + len(shares) * cost.requests * seen.latency) / cost.every
         clock = 0.0
         for moment, transfer, share in zip(ready, transfers, shares):
             clock = max(clock, moment) + share * cost.work + cost.requests * seen.latency + cost.bytes * transfer

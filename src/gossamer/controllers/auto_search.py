@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gossamer.controllers.auto_candidates import TRIED, in_rounds, ready_by_share, trial_of, window_of
 from gossamer.controllers.auto_choice import (
     Timing,
     WindowMedian,
@@ -29,26 +30,28 @@ from gossamer.core.contracts import CandidateCost, Facts, RankTimes
 
 MEASURING = 15  # steps: three that compile, then twelve
 LOOKED_AT = 12  # of them
-TRIED = 8  # steps of a trial, after one that warms up
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
-MOST = 60  # steps of measuring and trials
 FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those after it
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
+WIDTH = len(CandidateCost._fields)
 COST = 0.03  # of a run whose length is told, that trials may take more than dense
 ON_DENSE = -1  # the number of dense among candidates
 
 
 class AutoOptions(NamedTuple):
-    """The arguments of `auto`: the candidates, the gain that one must have, and the length of the run, if it is known."""
+    """The arguments of `auto`: the candidates, the gain that one must have, and the length of the run, if it is known; and the
+    most steps that measuring and trials may take.
+    """
 
     allow: tuple[str, ...]
     gain: float
     steps: int | None
+    most: int
 
     @property
     def is_too_short(self) -> bool:
         """True if the run would end before a choice could pay."""
-        return self.steps is not None and self.steps <= MOST
+        return self.steps is not None and self.steps <= self.most
 
     def name_of(self, number: int) -> str:
         return DENSE if number == ON_DENSE else self.allow[number]
@@ -70,7 +73,7 @@ class AutoSearch:
         facts.tell(head([block.layout for block in facts.blocks], facts.size))
         if options.is_too_short:
             facts.tell(
-                f"auto: dense is kept: {options.steps} steps are no more than the {MOST} that measuring and trials may take"
+                f"auto: dense is kept: {options.steps} steps are no more than the {options.most} that measuring and trials may take"
             )
 
     def next(self) -> int:
@@ -91,7 +94,8 @@ class AutoSearch:
 
     def _measured(self) -> int:
         times, options = self.facts.times, self.options
-        seen, costs = timing_of(_last(times, UNDISTURBED)), costs_of(times)
+        schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
+        seen, costs = timing_of(_last(times, UNDISTURBED)), in_rounds(costs_of(times), schedules)
         guesses = predicted(seen, self._sizes(), costs)
         if not seen.steps.known or not any(map(isfinite, guesses[1:])):
             return self._again()
@@ -100,6 +104,8 @@ class AutoSearch:
         self._keep_all("costs", [number for cost in costs for number in cost])
         self._keep_all("place", self._place())
         self._keep("computing", seen.computing)
+        self._keep_all("ready", seen.ready)
+        self._keep_all("sizes", self._sizes())
         self._keep_all("dense", [*seen.steps, seen.waiting])
         best = order(guesses, options.gain, self._barred())[:2]
         if not best:
@@ -142,10 +148,13 @@ class AutoSearch:
         return self._settle(best, steps, text + others + self._besides(seen) + self._written(best))
 
     def _written(self, number: int) -> str:
-        """The recipe that puts the same in force at the same step."""
-        one = self.recipe_of(number)
-        memory = "" if one.memory == self.recipe_of(ON_DENSE).memory else f", {one.memory}"
-        return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory})'"
+        """The recipe that puts the same in force at the same step, if one can be written."""
+        one, plain = self.recipe_of(number), self.recipe_of(ON_DENSE)
+        if one.rules:
+            return ""
+        memory = "" if one.memory == plain.memory else f", {one.memory}"
+        schedule = "" if one.schedule == plain.schedule else f", schedule={one.schedule}"
+        return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory}{schedule})'"
 
     def _of(self, number: int) -> list[tuple[int, WindowMedian]]:
         """The trials of a candidate, with their places in turn."""
@@ -159,45 +168,51 @@ class AutoSearch:
         return found[after[0] if after else dense[-1]] if dense else WindowMedian(*self._all("dense")[:3])
 
     def _try(self, number: int) -> int:
-        self._window(TRIED, TRIED + 1)
+        self._window(number, TRIED, TRIED + 1)
         return self._adopt(number, tells=True)
 
     def _is_dear(self) -> bool:
         """True if trials so far took more time than dense would have, by their share of the run."""
         steps, dense = self.options.steps, self._all("dense")[1]
-        more = sum(max(f.middle - dense, 0.0) * (TRIED + 1) for f in self._found())
+        turns = zip(self._turns(), self._found())
+        more = sum(max(f.middle - dense, 0.0) * trial_of(self.recipe_of(turn).schedule) for turn, f in turns)
         return steps is not None and more > COST * steps * dense
 
     def _again(self) -> int:
         """The window's steps are not known: measure it once more, after which dense is kept."""
         if "again" not in self.state:
             self._keep("again", 1)
-            self._window(*(TRIED, TRIED + 1) if "phase" in self.state else (LOOKED_AT, MEASURING))
+            self._window(self.number, *(TRIED, TRIED + 1) if "phase" in self.state else (LOOKED_AT, MEASURING))
             return self.number
         word = "auto: dense is kept: the clock of at least one rank gives no times that could be compared"
         return self._settle(ON_DENSE, WindowMedian(), word)
 
     def _settle(self, number: int, steps: WindowMedian, word: str) -> int:
         self.state.pop("again", None)
+        self.state.pop("judged", None)
         self._keep("phase", 2)
         self._keep("expected", steps.middle)
         self._keep("since", self.facts.step)
         self._keep("off", 0)
         self._keep_all("after", [])
-        self._window(*[EVERY if number == ON_DENSE else FIRST] * 2)
+        self._window(number, *[EVERY if number == ON_DENSE else FIRST] * 2)
         names = ", ".join(self.options.allow)
         self.facts.tell(f"{word}. Allowed: {names}")
         return self._adopt(number, tells=number == ON_DENSE)
 
     def _besides(self, seen: Timing) -> str:
-        return f"; {seen.slow}, which no recipe changes" if seen.slow else ""
+        """Names a slow rank, once."""
+        if not seen.slow:
+            return ""
+        self._keep("named", 1)
+        return f"; {seen.slow}, which no recipe changes"
 
     # -- going on ----------------------------------------------------------------------------------------------------
 
     def _watched(self) -> int:
         times = self.facts.times
         seen = timing_of(times)
-        self._window(EVERY, EVERY)
+        self._window(self.number, EVERY, EVERY)
         if self.number != ON_DENSE and (reason := self._harm(times)):
             return self._bar(reason)
         if self._all("place") and self._place() != self._all("place"):
@@ -207,18 +222,31 @@ class AutoSearch:
         if seen.slow and "named" not in self.state:
             self._keep("named", 1)
             self.facts.tell(f"auto: nothing changes because {seen.slow}: that is not the network")
-        wanted = next(iter(order(self._predicted(seen), self.options.gain, self._barred())), ON_DENSE)
-        is_off = differs(seen.steps.middle, float(self.state["expected"])) and wanted != self.number
+        guesses = self._predicted(seen)
+        wanted = next(iter(order(guesses, self.options.gain, self._barred())), ON_DENSE)
+        is_off = wanted != self.number and self._is_another_network(seen, guesses)
         off = self._whole("off", 0) + 1 if is_off else 0
         self._keep("off", off)
         rested = self.facts.step - self._whole("since", 0) >= REST and self._whole("tries", 0) < TRIES
         return self._measure_anew("other times") if off >= 2 and rested else self.number
 
+    def _is_another_network(self, seen: Timing, guesses: Sequence[float]) -> bool:
+        """True if the step, or what dense would take now, is not what was measured when the choice was made.
+
+        Under a candidate that sends little a step hardly gets shorter on a faster network, and dense's would.
+        """
+        return differs(seen.steps.middle, float(self.state["expected"])) or differs(guesses[0], self._all("dense")[1])
+
     def _predicted(self, seen: Timing) -> list[float]:
         numbers = self._all("costs")
-        costs = [CandidateCost(*numbers[i : i + 3]) for i in range(0, len(numbers), 3)]
-        late = max(seen.computing - float(self.state["computing"]), 0.0) if seen.slow else 0.0
-        return predicted(seen, self._sizes(), costs, None if self.number == ON_DENSE else costs[self.number], late)
+        costs = [CandidateCost(*numbers[i : i + WIDTH]) for i in range(0, len(numbers), WIDTH)]
+        now, sizes = None if self.number == ON_DENSE else costs[self.number], self._sizes()
+        usual = float(self.state["computing"])
+        if now is not None and now.every:  # no average starts in backward, so that nothing was measured of it
+            ready = ready_by_share(self._all("ready"), [int(size) for size in self._all("sizes")], sizes)
+            seen = seen._replace(ready=[moment * seen.computing / usual for moment in ready])
+        late = max(seen.computing - usual, 0.0) if seen.slow else 0.0
+        return predicted(seen, sizes, costs, now, late)
 
     def _harm(self, times: Sequence[RankTimes]) -> str:
         """Why what is in force should not be, if so."""
@@ -226,13 +254,15 @@ class AutoSearch:
         known = ERRORS.get(name)
         if known is not None and isfinite(error) and error > 2 * known:
             return f"its compression error is {error:.3g}, and over twice the {known:.3g} of the table"
-        after = self._all("after")
-        if len(after) < EVERY:
-            after = [*after, *mean_losses(times)]
-            self._keep_all("after", after)
-            if len(after) >= EVERY and rises(self._all("before"), after[:EVERY]):
-                return f"the loss of {EVERY} steps lies above its trend by more than its noise"
-        return ""
+        if "judged" in self.state:
+            return ""
+        after = [*self._all("after"), *mean_losses(times)]
+        self._keep_all("after", after)
+        if self.facts.step - self._whole("since", 0) < EVERY:
+            return ""
+        self._keep("judged", 1)
+        is_worse = rises(self._all("before"), after[:EVERY])
+        return f"the loss of {EVERY} steps lies above its trend by more than its noise" if is_worse else ""
 
     def _is_spoilt(self) -> bool:
         """Count averages that are not finite, and say if what is in force has more of them than dense had."""
@@ -246,7 +276,7 @@ class AutoSearch:
     def _measure_anew(self, why: str) -> int:
         self._keep("tries", self._whole("tries", 0) + 1)
         del self.state["phase"]
-        self._window(LOOKED_AT, MEASURING)
+        self._window(ON_DENSE, LOOKED_AT, MEASURING)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
 
@@ -259,7 +289,7 @@ class AutoSearch:
         self._keep("phase", 2)
         self._keep("tries", TRIES)
         self._keep("expected", float("nan"))
-        self._window(EVERY, EVERY)
+        self._window(ON_DENSE, EVERY, EVERY)
         self.facts.tell(word)
         return self._adopt(ON_DENSE, tells=False)
 
@@ -275,10 +305,11 @@ class AutoSearch:
                 self.facts.tell(f"auto tries {self.options.name_of(number)} from step {self.facts.step + 1}")
         return number
 
-    def _window(self, rows: int, steps: int) -> None:
-        """Look at `rows` steps, in so many steps from now."""
+    def _window(self, number: int, rows: int, steps: int) -> None:
+        """Look at `rows` steps of what is in force then, in so many steps from now; under rounds at whole ones."""
+        rows, until = window_of(self.recipe_of(number).schedule, self.facts.step, rows, steps)
         self._keep("rows", rows)
-        self._keep("until", self.facts.step + steps)
+        self._keep("until", until)
 
     def _whole(self, key: str, default: int) -> int:
         return int(self.state.get(key, default))

@@ -92,7 +92,9 @@ class Averaging:
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         """Wait for the average of these buckets; None if it is not finite."""
-        worker, flights = self._worker, self._worker.in_flight.of(which)
+        worker, flights, times = self._worker, self._worker.in_flight.of(which), self._worker.controller.times
+        if worker.size > 1:
+            yield from times.wait_begins()
         try:
             for flight in flights:
                 yield from self.settle(flight)
@@ -100,6 +102,7 @@ class Averaging:
             worker.in_flight.pop(which)
             raise
         worker.in_flight.pop(which)
+        heard = (yield from times.wait_ends()) if worker.size > 1 else ()
         lost = any(flight.lost for flight in flights)
         if lost:
             worker.record.dropped_rounds += 1
@@ -111,8 +114,11 @@ class Averaging:
         means = None if lost or not flights else [landed[i] for i in which]
         means = worker.controller.adopt_for(means)
         if means is not None:
-            loss = yield from worker.controller.mean_loss()
-            worker.controller.next = worker.controller.decide(means, loss=loss)
+            loss, words = (yield from worker.controller.mean_loss()), list[str]()
+            worker.controller.next = worker.controller.decide(means, loss=loss, times=heard, words=words)
+            worker.controller.say(words)
+        elif lost:
+            worker.controller.decide_without_means(heard)
         return means
 
     def local(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange) -> Program[list[Tensor]]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossamer.changes import begins_anew
+from gossamer.changes import begins_anew, crosses
 from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import Facts, ParamGroup, RankTimes
+from gossamer.core.contracts import ARREARS, Facts, ParamGroup, RankTimes
 from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, join
@@ -104,8 +104,15 @@ class ControllerRunner:
         total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
         facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
         facts = facts._replace(times=times, size=worker.size, tell=([] if words is None else words).append)
-        decided = controller.decide(facts, worker.recipe, self.state if state is None else state)
-        return decided if decided != worker.recipe else None
+        return self._other(controller.decide(facts, worker.recipe, self.state if state is None else state))
+
+    def _other(self, decided: Recipe) -> Recipe | None:
+        """What a controller decided, for this model; None if it is in force already."""
+        worker = self._worker
+        if decided is worker.recipe:
+            return None
+        bound = decided.bound({name: param.whole_shape for name, param in worker.params.items()})
+        return bound if bound != worker.recipe else None
 
     def decide_without_means(self, times: Sequence[RankTimes]) -> None:
         """Ask a controller that hears times after averages that are not finite: it may be the recipe in force that makes them so.
@@ -117,8 +124,7 @@ class ControllerRunner:
             return
         words = list[str]()
         facts = Facts(worker.step, 0.0, (), times=times, finite=False, size=worker.size, tell=words.append)
-        decided = worker.recipe.controller.decide(facts, worker.recipe, self.state)
-        self.next = decided if decided != worker.recipe else self.next
+        self.next = self._other(worker.recipe.controller.decide(facts, worker.recipe, self.state)) or self.next
         self.say(words)
 
     def say(self, words: Sequence[str]) -> None:
@@ -126,8 +132,31 @@ class ControllerRunner:
         for text in words:
             self._worker.record.tell(Decision(self._worker.step + 1, self._worker.rank, text))
 
+    def agree(self) -> Program[None]:
+        """Before gradients are averaged after rounds of local steps, make what optimizers remember equal on all ranks.
+
+        Each rank's momenta are of its own gradients until then, and equal gradients would move equal models apart.
+        """
+        worker, after = self._worker, self.next
+        if after is None or worker.size == 1 or not after.schedule.shape.averages_gradients:
+            return
+        if not crosses(worker.recipe.schedule, after.schedule):
+            return
+        fine = yield from worker.optimizer_state.agree(worker.size, worker.ranks.weight, worker.step)
+        if not fine:
+            self.say([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
+
     def draft(self) -> PendingState:
         return PendingState(self.state)
+
+    @property
+    def may_adopt(self) -> bool:
+        """True if the recipe that was decided may come in force: nothing is in flight, and gradients that were owed are paid."""
+        worker, after = self._worker, self.next
+        if after is None or worker.in_flight.averages:
+            return False
+        owes = any(ARREARS in bucket.states["memory"] for bucket in worker.buckets)
+        return not (owes and crosses(worker.recipe.schedule, after.schedule))
 
     def adopt(self, recipe: Recipe) -> list[BucketState]:
         """Put another recipe in force; returns the old buckets."""
@@ -139,13 +168,13 @@ class ControllerRunner:
         if not recipe.controller.cuts:
             retell(recipe, worker.buckets, worker.size)
         elif _cut(recipe) != _cut(before):  # else all buckets stay as they are
-            hand_over(old, before, recipe, worker.size)
+            pieces = hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
                 turn(old, cut, worker.size)
             else:
                 worker.buckets = cut
-                carry_over(old, cut, worker.size)
+                carry_over(pieces, cut, worker.size)
         return old
 
     def adopt_for(self, means: list[Tensor] | None) -> list[Tensor] | None:
@@ -185,4 +214,4 @@ def _cut(recipe: Recipe) -> tuple[Any, ...]:
     """The parts of a recipe that determine the cut into buckets and each bucket's exchange and memory."""
     schedule = recipe.schedule
     kind = type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
-    return recipe.exchange, recipe.memory, recipe.routes, recipe.bucket, recipe.follows_rate, kind
+    return recipe.exchange, recipe.memory, recipe.rules, recipe.routes, recipe.bucket, recipe.follows_rate, kind

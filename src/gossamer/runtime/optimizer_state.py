@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.binding import MOMENTS, buffers_after_a_step, is_buffer
 from gossamer.core.bucket import Layout
+from gossamer.core.hashes import hash_of
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.runtime.optimizers import Optimizing
@@ -65,8 +66,31 @@ class OptimizerState:
     def average(self, size: int, weight: float = 1.0, step: int = 0, moments: Sequence[int] = ()) -> Program[None]:
         """Average the buffers over all ranks, uncompressed, with this rank's weight `weight`."""
         tensors = self.tensors(moments)
-        if not (yield from self._all_hold_the_same(tensors, step)) or not tensors:
-            return
+        if (yield from self._all_hold([tuple(t.shape) for t in tensors], step)) and tensors:
+            yield from self._average(tensors, size, weight, step)
+
+    def agree(self, size: int, weight: float = 1.0, step: int = 0) -> Program[bool]:
+        """Make the state equal on all ranks: its buffers are averaged. Where ranks hold other things besides, such as other
+        counters after skipped steps, all of it begins anew, and False is returned.
+        """
+        tensors = self.tensors()
+        if not (yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers(), step)):
+            self.reset()
+            return False
+        if tensors:
+            yield from self._average(tensors, size, weight, step)
+        return True
+
+    def _besides_buffers(self) -> list[Any]:
+        """What the state holds besides buffers of a parameter's shape, or hashes of it."""
+        found = list[Any]()
+        for name, param in self._leaves.items():
+            for key, value in sorted(self._optimizer.state.get(param.parameter, {}).items()):
+                if not (is_buffer(key, value) and value.shape == param.parameter.shape):
+                    found.append((name, key, hash_of(value) if isinstance(value, Tensor) else repr(value)))
+        return found
+
+    def _average(self, tensors: Sequence[Tensor], size: int, weight: float, step: int) -> Program[None]:
         wide = together(t.dtype for t in tensors)
         length = sum(t.numel() for t in tensors) * wide.itemsize
         flat = torch.cat(
@@ -76,9 +100,9 @@ class OptimizerState:
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
 
-    def _all_hold_the_same(self, tensors: Sequence[Tensor], step: int) -> Program[bool]:
-        """True if all ranks hold equally many buffers; a rank that has skipped every step so far has none."""
-        mine = crc32(repr([tuple(t.shape) for t in tensors]).encode())
+    def _all_hold(self, what: Sequence[Any], step: int) -> Program[bool]:
+        """True if all ranks hold the same, such as buffers of equal shapes; a rank that has skipped every step so far has none."""
+        mine = crc32(repr(what).encode())
         device = next(iter(self._leaves.values())).device
         held = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
         extremes = yield from join((yield from start(all_reduce(held, "max"), LABEL, step)))

@@ -5,7 +5,8 @@ It measures with requests for the clock, so that a simulation's times are virtua
 
 import platform
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +15,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, PendingState
+from gossamer.core.bucket import Bucket, Layout, PendingState
 from gossamer.core.canned_answers import answer_with_wires
-from gossamer.core.contracts import CandidateCost, Context, RankTimes, ReduceResult, TimesDue
+from gossamer.core.contracts import CandidateCost, Context, Exchange, Memory, RankTimes, ReduceResult, TimesDue
 from gossamer.core.contracts.times import NAN
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
@@ -24,6 +25,7 @@ from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import AllGather, Compute, Handle, Program, Verb, all_reduce, join, now, start
 from gossamer.costs.crossing import traffic
 from gossamer.kernels.finite import peak
+from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.in_flight import Carried
 
 if TYPE_CHECKING:
@@ -31,10 +33,14 @@ if TYPE_CHECKING:
 
 KEPT = 64  # steps whose times are kept
 LABEL = "times"
+Way = tuple[Exchange, Memory]  # that a parameter's gradient goes through
 
 
 class StepWait(NamedTuple):
-    """Of one step: its seconds, from the end of the last wait to the end of its own, and those of its wait."""
+    """Of one step: its seconds, from the end of the last wait to the end of its own, and those of its wait.
+
+    Under rounds of local steps it is the mean of the steps since the last wait.
+    """
 
     seconds: float
     waited: float
@@ -47,6 +53,7 @@ class StepTimes:
         self._worker = worker
         self._began = NAN  # when the last step's wait ended
         self._wait_began = NAN
+        self._last = worker.step - 1  # the step in which the last wait ended
         self._rows = deque[StepWait](maxlen=KEPT)
         self._losses = deque[Tensor | float | None](maxlen=KEPT)
         self._ready, self._sending = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
@@ -98,8 +105,9 @@ class StepTimes:
         """Note the step's times; returns those of all ranks, at the steps at which they exchange them."""
         if not self._worker.recipe.controller.hears_times:
             return ()
-        ended = yield from now()
-        self._rows.append(StepWait(ended - self._began, ended - self._wait_began))
+        ended, step = (yield from now()), self._worker.step
+        steps, self._last = max(step - self._last, 1), step
+        self._rows.append(StepWait((ended - self._began) / steps, (ended - self._wait_began) / steps))
         due = self.due
         times = (yield from self._exchange(due)) if due.rows else ()
         self._began = yield from now()
@@ -117,35 +125,46 @@ class StepTimes:
     def _run(self, due: TimesDue, copy: Tensor) -> Program[None]:
         """Run candidates on a copy of a gradient as if all ranks sent the same, twice each: the first time loads what it needs."""
         index, device = self._largest(), self._worker.device
+        shapes = {name: param.whole_shape for name, param in self._worker.params.items()}
         context = self._worker.context(index)
         began = yield from now()
         yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))
         self._latency = (yield from now()) - began
         dense, _ = self._driven(self._worker.recipe, index, copy, context)
         for number in due.runs:
+            candidate = due.candidates[number].bound(shapes)
             for _ in range(2):
                 began = yield from now()
-                bytes_, requests = yield Compute(
-                    lambda n=number: self._driven(due.candidates[n], index, copy, context), LABEL
-                )
+                bytes_, requests = yield Compute(lambda one=candidate: self._driven(one, index, copy, context), LABEL)
                 self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
 
     def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
-        """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests."""
-        worker, layout, states = self._worker, self._worker.buckets[index].layout, PendingState({})
-        verbs, per_node = list[Verb](), worker.origin.ranks_per_node
+        """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests.
+
+        Parameters that a rule sends another way are run by themselves; the requests of one way are those of one of its runs.
+        """
+        worker, sent, requests = self._worker, 0, dict[Way, int]()
+        for way, block in _runs(recipe, worker.buckets[index], copy):
+            verbs = self._run_alone(way, block, context)
+            moved = [traffic(verb, worker.rank, worker.size, worker.origin.ranks_per_node) for verb in verbs]
+            sent += sum(each.sent - each.inside for each in moved)
+            requests[way] = max(requests.get(way, 0), len(verbs))
+        return sent, float(sum(requests.values()))
+
+    def _run_alone(self, way: Way, block: Bucket, context: Context) -> list[Verb]:
+        """Average a block as if all ranks sent the same; returns what it asked for."""
+        worker, states, verbs = self._worker, PendingState({}), list[Verb]()
+        exchange, memory = way
 
         def answer(verb: Verb) -> Any:
             verbs.append(verb)
             return answer_with_wires(verb, place(verb, worker.rank, worker.size)[1])
 
         def send(block: Bucket, context: Context) -> Program[ReduceResult]:
-            return recipe.exchange.average(block, states, context)
+            return exchange.average(block, states, context)
 
-        mean = drive(recipe.memory.around(Bucket(copy, layout), PendingState({}), send, context), answer)
-        read_numbers(peak(mean))
-        moved = [traffic(verb, worker.rank, worker.size, per_node) for verb in verbs]
-        return sum(each.sent - each.inside for each in moved), float(len(verbs))
+        read_numbers(peak(drive(memory.around(block, PendingState({}), send, context), answer)))
+        return verbs
 
     # -- exchange ----------------------------------------------------------------------------------------------------
 
@@ -178,6 +197,19 @@ class StepTimes:
             sum(errors.values()) / len(errors) if errors else NAN,
             float(crc32(platform.node().encode())),
         )
+
+
+def _runs(recipe: Any, bucket: BucketState, copy: Tensor) -> Iterator[tuple[Way, Bucket]]:
+    """Views of a block, each of neighbouring parameters that go the same way under a recipe."""
+    pairs = zip(bucket.params, bucket.layout.segments, strict=True)
+    ways = [(recipe.way(segment.name, param.whole_shape), segment) for param, segment in pairs]
+    for way, found in groupby(ways, lambda pair: pair[0]):
+        segments = [segment for _, segment in found]
+        if len(segments) == len(ways):
+            yield way, Bucket(copy, bucket.layout)
+            return
+        layout = Layout.of({s.name: s.shape for s in segments}, bucket.layout.dtype)
+        yield way, Bucket(copy.narrow(0, segments[0].offset, layout.numel), layout)
 
 
 def _gathered(own: Tensor) -> Program[list[Tensor]]:

@@ -1,24 +1,28 @@
 """Hands the state of one recipe over to the next when a controller changes the recipe, and the state of buckets to others."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses
-from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import ARREARS
+from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import ROLES, BucketState, owners, settle, word
 
 
-def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> None:
-    """Keep in the buckets the state that the next recipe uses: residuals of memories, and no state of other kinds of schedules."""
-    for bucket in buckets:
-        first = bucket.layout.segments[0]
-        exchange, memory = after.way(first.name, first.shape)
+def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
+    """Keep in the buckets the state that the next recipe uses: residuals of memories, and no state of other kinds of schedules.
+
+    Returns the buckets; one whose parameters part is cut up, so that all of a piece go the same way.
+    """
+    pieces = [piece for bucket in buckets for piece in _cut_up(bucket, after, size)]
+    for bucket in pieces:
+        exchange, memory = _way(bucket, 0, after)
         if memory != bucket.memory or type(exchange) is not type(bucket.exchange):
             _settle(bucket, size)
         state = bucket.states["memory"]
@@ -29,6 +33,31 @@ def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, siz
         if begins_anew(before.schedule, after.schedule):
             _replace(bucket, "schedule", {})
             _replace(bucket, "mixer", {})
+    return pieces
+
+
+def _way(bucket: BucketState, index: int, recipe: Recipe) -> tuple[Exchange, Memory]:
+    """The exchange and the memory of a bucket's parameter."""
+    return recipe.way(bucket.layout.segments[index].name, bucket.params[index].whole_shape)
+
+
+def _cut_up(bucket: BucketState, after: Recipe, size: int) -> list[BucketState]:
+    """The bucket, or its pieces if its parameters go different ways under the next recipe, with the state of each."""
+    ways = [_way(bucket, i, after) for i in range(len(bucket.params))]
+    if len(set(ways)) == 1:
+        return [bucket]
+    _settle(bucket, size)
+    held = {role: by_parameter(bucket.states[role], bucket) for role in ROLES}
+    out = list[BucketState]()
+    for way in dict.fromkeys(ways):
+        mine = [i for i, other in enumerate(ways) if other == way]
+        segments = [bucket.layout.segments[i] for i in mine]
+        layout = Layout.of({s.name: s.shape for s in segments}, bucket.layout.dtype)
+        piece = replace(bucket, layout=layout, params=tuple(bucket.params[i] for i in mine))
+        piece.states = {role: by_bucket(piece, held[role]) for role in ROLES}
+        out.append(piece)
+    record_stream_use(t for state in held.values() for t in state.values())
+    return out
 
 
 def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int) -> None:

@@ -109,8 +109,9 @@ class Worker:
         yield from self.recipe.schedule.ready(self.loop, index, flat)
 
     def steps(self) -> Program[None]:
-        """Run one step of the recipe's schedule."""
-        return self.recipe.schedule.step(self.loop)
+        """Run one step of the recipe's schedule, and what must be done before the next one is another's."""
+        yield from self.recipe.schedule.step(self.loop)
+        yield from self.controller.agree()
 
     def train_step(
         self,
@@ -169,7 +170,7 @@ class Worker:
         self.record.skipped += not descended
         self.step += 1
         self.assigned = False
-        if self.controller.next is not None and not self.in_flight.averages:  # else it waits until those are done
+        if self.controller.next is not None and self.controller.may_adopt:  # else it waits
             self.controller.adopt(self.controller.next)
 
     # -- between steps -----------------------------------------------------------------------------------------------
@@ -222,7 +223,8 @@ class Worker:
     def _refuse_misfits(self) -> None:
         """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
         sorts = {
-            (type(r.exchange), r.memory, type(r.schedule)): r for r in reversed([self.recipe, *self.recipe.reached])
+            (type(r.exchange), r.memory, type(r.schedule), r.rules): r
+            for r in reversed([self.recipe, *self.recipe.reached])
         }
         for recipe in sorts.values():
             own = recipe is self.recipe

@@ -19,8 +19,9 @@ from gossamer.bench.lab import (
     run_lab,
 )
 from gossamer.bench.lab.counters import parse_devices
-from gossamer.bench.lab.network import buckets, segment, shape
+from gossamer.bench.lab.network import buckets, plan_changes, plan_hosts, segment, shape
 from gossamer.bench.lab.output import LineSplitter
+from gossamer.bench.lab.rates import parse_later
 
 
 def test_a_shaper_limits_and_a_delay_comes_before_it() -> None:
@@ -36,6 +37,40 @@ def test_a_segment_with_all_its_headers_fits_the_burst_of_the_slowest_link(rate:
     size, burst = segment((Link(rate, None), Link())), buckets(rate)[0]
     assert size + 66 * (size // 1448 + 1) <= burst
     assert burst <= max(9_000, rate // 8 // 1000)
+
+
+def test_later_rates_are_planned_in_the_order_of_time_for_both_ends_of_each_cable() -> None:
+    early, late = plan_changes(parse_later(["9.5s:1gbit", "2:5mbit/7mbit,1:3mbit"], 2), None)
+    assert (early["at"], late["at"]) == (2.0, 9.5)
+    assert [line.split(" burst")[0] for line in early["hosts"]] == [
+        "qdisc replace dev lab0 root tbf rate 5000000bit",
+        "qdisc replace dev lab0 root tbf rate 3000000bit",
+    ]
+    assert [line.split(" burst")[0] for line in early["tc"].splitlines()] == [
+        "qdisc replace dev port0 root tbf rate 7000000bit",
+        "qdisc replace dev port1 root tbf rate 3000000bit",
+    ]
+    slow = plan_hosts((Link(), Link()), None, parse_later(["1s:10kbit"], 2))
+    assert (
+        slow[0]["ip"] == plan_hosts((Link(10_000, None), Link()), None)[0]["ip"]
+    )  # segments fit the slowest rate to come
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        (["50mbit"], "write when and how much"),
+        (["soon:50mbit"], "write when and how much"),
+        (["3s:"], "write when and how much"),
+        (["3s:50"], "the unit is missing"),
+        (["3s:unshaped"], "cannot be lifted while a lab runs"),
+        (["3s:1mbit", "3.0:2mbit"], "of the same moment"),
+        (["3s:1mbit,2mbit,3mbit"], "3 rates for 2 hosts"),
+    ],
+)
+def test_later_rates_that_are_none_are_refused(later: list[str], why: str) -> None:
+    with pytest.raises(LabInputError, match=why):
+        run_lab(2, None, ["true"], later=later)
 
 
 def test_lines_come_whole_however_the_bytes_are_cut() -> None:

@@ -98,3 +98,15 @@ def test_latency_delays_or_is_refused(run: Run) -> None:
         return
     _, lines = run(2, "200mbit", "sender.py", "1", latency="50ms")
     assert 0.09 < float(lines[1][0]) < 5  # other work on the machine may add to it
+
+
+SHOWN = (
+    "tc qdisc show dev lab0 | head -1; until tc qdisc show dev lab0 | grep -q 3Mbit; do sleep 0.1; done; echo changed"
+)
+
+
+def test_rates_change_while_a_lab_runs(run: Run) -> None:
+    """Each host waits until its own link has the rate that comes after the second one."""
+    result, lines = run(2, "200mbit", "sh", "-c", SHOWN, later=["0.3s:7mbit", "0.6s:3mbit"], timeout=60)
+    assert result.exit_code == 0
+    assert all("rate 200Mbit" in shown and changed == "changed" for shown, changed in lines)

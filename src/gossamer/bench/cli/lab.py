@@ -20,6 +20,10 @@ def lab(
             help="'200mbit', one per host '1gbit,100mbit', one slow host '200mbit,3:20mbit', or up/down '20mbit/100mbit'."
         ),
     ] = None,
+    then: Annotated[
+        list[str] | None,
+        typer.Option(help="Other rates later: '300s:50mbit', in seconds after the start; may be given several times."),
+    ] = None,
     latency: Annotated[str | None, typer.Option(help="One-way delay, such as '10ms', where the kernel has it.")] = None,
     timeout: Annotated[float | None, typer.Option(help="End everything after this many seconds.")] = None,
 ) -> None:
@@ -32,7 +36,7 @@ def lab(
     command = list(context.args)
     if not command:
         raise InputError("no command to run; give it after '--': gossamer lab --hosts 4 -- python train.py")
-    result = run_lab(hosts, rate, command, per_host=per_host, latency=latency, timeout=timeout)
+    result = run_lab(hosts, rate, command, later=then or (), per_host=per_host, latency=latency, timeout=timeout)
     for host in result.hosts:
         print(_line(host, per_host), file=sys.stderr)
     if result.timed_out:

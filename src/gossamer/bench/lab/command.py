@@ -9,9 +9,19 @@ from typing import Any
 from .access import available, find_tool
 from .counters import INTERFACE_VARIABLE
 from .errors import LabError, LabInputError
-from .network import INTERFACE, MASTER_PORT, MOST_HOSTS, MOST_RANKS, address, plan_hosts, plan_middle, plan_ranks
+from .network import (
+    INTERFACE,
+    MASTER_PORT,
+    MOST_HOSTS,
+    MOST_RANKS,
+    address,
+    plan_changes,
+    plan_hosts,
+    plan_middle,
+    plan_ranks,
+)
 from .owner import OnLine, own_lab
-from .rates import Link, parse_latency, parse_links
+from .rates import Link, parse_latency, parse_later, parse_links
 from .result import LabResult
 
 
@@ -47,6 +57,7 @@ def run_lab(
     rates: str | Sequence[str | Link] | None,
     command: Sequence[str],
     *,
+    later: Sequence[str] = (),
     per_host: int = 1,
     latency: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -57,19 +68,22 @@ def run_lab(
 ) -> LabResult:
     """Run `command` `per_host` times on each of `hosts` hosts and wait for all; output goes to `on_line(rank, line)`.
 
+    `later` are rates from a moment on, such as "300s:50mbit", counted from the start of the ranks.
+
     Ranks are numbered host by host. Those of one host share its link, and reach each other over its loopback. Without
     `on_line`, lines are printed. When one rank fails, the others have `grace` seconds to end by themselves, then SIGTERM, and `kill_after`
     seconds later SIGKILL. An exception here, ctrl-C included, does the same without the grace and is raised
     again at the end.
     """
     _check(hosts, per_host, command, timeout, grace, kill_after)
-    links, delay = parse_links(rates, hosts), parse_latency(latency)
+    links, delay, changes = parse_links(rates, hosts), parse_latency(latency), parse_later(later, hosts)
     reason = available(latency=delay is not None)
     if reason is not None:
         raise LabError(reason)
     plan: dict[str, Any] = {
         **plan_middle(links),
-        "hosts": plan_hosts(links, delay),
+        "hosts": plan_hosts(links, delay, changes),
+        "changes": plan_changes(changes, delay),
         "ranks": plan_ranks(hosts, per_host),
         "tools": {name: find_tool(name) for name in ("ip", "tc", "mount", "umount")},
         "command": [str(word) for word in command],

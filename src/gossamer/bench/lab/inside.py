@@ -83,6 +83,17 @@ def make_network(plan: dict[str, Any]) -> list[int]:
     return hosts
 
 
+def change_rates(change: dict[str, Any], tc: str, hosts: list[int]) -> None:
+    """Give all links other rates while ranks use them."""
+    middle = open_network()
+    batch(tc, change["tc"])
+    for lines, namespace in zip(change["hosts"], hosts):
+        enter(namespace)
+        batch(tc, lines)
+    enter(middle)
+    os.close(middle)
+
+
 def name_hosts(plan: dict[str, Any]) -> None:
     """Let names resolve: an /etc/hosts that only this lab sees, since no name server can be reached."""
     if not Path("/etc/hosts").exists():
@@ -150,6 +161,9 @@ class Keeper:
         self.failed = self.stopping = False
         self.ask_at = time.monotonic() + plan["timeout"] if plan["timeout"] else float("inf")
         self.kill_at = float("inf")
+        self.began = float("inf")  # when all ranks had been started
+        self.changes = [*plan["changes"]]  # of rates, in the order of time
+        self.hosts = list[int]()
 
     def run(self, hosts: list[int]) -> None:
         """Start all ranks on their hosts and wait until the last has ended."""
@@ -162,8 +176,9 @@ class Keeper:
             process = start(rank, name, hosts[rank["host"]], self.plan["command"], self.plan["environment"])
             self.alive[process] = number
         watched = [0, wake]
+        self.began, self.hosts = time.monotonic(), hosts
         while self.alive:
-            patience = min(self.ask_at, self.kill_at) - time.monotonic()
+            patience = min(self.ask_at, self.kill_at, self.change_at()) - time.monotonic()
             ready, _, _ = select.select(watched, [], [], max(0.0, min(patience, 3600.0)))
             if wake in ready:
                 os.read(wake, 4096)
@@ -188,9 +203,15 @@ class Keeper:
                 self.failed = True
                 self.ask_at = min(self.ask_at, time.monotonic() + self.plan["grace"])
 
+    def change_at(self) -> float:
+        """When rates change next."""
+        return self.began + self.changes[0]["at"] if self.changes else float("inf")
+
     def look_at_clock(self) -> None:
-        """Send SIGTERM or SIGKILL to the ranks when their time is up."""
+        """Change rates when it is time, and send SIGTERM or SIGKILL to the ranks when theirs is up."""
         now = time.monotonic()
+        if now >= self.change_at():
+            change_rates(self.changes.pop(0), self.plan["tools"]["tc"], self.hosts)
         if now >= self.kill_at:
             os.kill(-1, signal.SIGKILL)  # every process in this pid namespace but process 1
             self.kill_at = float("inf")
@@ -223,7 +244,11 @@ def main() -> None:
         tell(event="error", text=str(error))
         return
     tell(event="start", devices=DEVICES.read_text())
-    Keeper(plan).run(hosts)
+    try:
+        Keeper(plan).run(hosts)
+    except RuntimeError as error:  # rates could not be changed: the kernel ends all ranks with this process
+        tell(event="error", text=str(error))
+        return
     tell(event="end", devices=DEVICES.read_text())
 
 

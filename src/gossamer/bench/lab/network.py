@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .rates import Link
+from .rates import LaterLinks, Link
 
 INTERFACE = "lab0"
 MASTER_PORT = 29500  # always free, since rank 0's network is new
@@ -38,9 +38,12 @@ def plan_middle(links: tuple[Link, ...]) -> dict[str, str]:
     return {"ip": "\n".join(ip), "tc": "\n".join(tc)}
 
 
-def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, Any]]:
+def plan_hosts(
+    links: tuple[Link, ...], latency: int | None, later: tuple[LaterLinks, ...] = ()
+) -> list[dict[str, Any]]:
     """Plan each host: its name, its address, its end of the cable, and what it may send."""
-    cut = f"link set dev {INTERFACE} gso_max_size {segment(links)}"
+    every = (*links, *(link for change in later for link in change.links))
+    cut = f"link set dev {INTERFACE} gso_max_size {segment(every)}"
     common = f"link set lo up\n{cut}\n{_quiet(INTERFACE)}"
     return [
         {
@@ -50,6 +53,22 @@ def plan_hosts(links: tuple[Link, ...], latency: int | None) -> list[dict[str, A
             "tc": shape(INTERFACE, link.up, latency),
         }
         for host, link in enumerate(links)
+    ]
+
+
+def plan_changes(later: tuple[LaterLinks, ...], latency: int | None) -> list[dict[str, Any]]:
+    """Plan each change of rates: its moment, and the `tc` lines for the bridge and for each host."""
+
+    def changed(device: str, rate: int | None, latency: int | None) -> str:
+        return shape(device, rate, latency).replace("qdisc add", "qdisc replace")
+
+    return [
+        {
+            "at": change.seconds,
+            "tc": "\n".join(changed(port(host), link.down, None) for host, link in enumerate(change.links)),
+            "hosts": [changed(INTERFACE, link.up, latency) for link in change.links],
+        }
+        for change in later
     ]
 
 

@@ -16,6 +16,7 @@ SLOWEST, FASTEST = 10_000, 100_000_000_000
 _DELAYS = {"us": 1, "ms": 1_000, "s": 1_000_000}
 _STRICT_DELAY = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(us|ms|s)", re.ASCII)
 _LONGEST_DELAY = 10_000_000
+_MOMENT = re.compile(r"(\d{1,6}(?:\.\d{1,6})?)\s*s?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,37 @@ def _with_single(usual: Link, single: Sequence[str], hosts: int) -> tuple[Link, 
         named.add(host)
         links[host] = parse_link(rate)
     return tuple(links)
+
+
+@dataclass(frozen=True)
+class LaterLinks:
+    """The hosts' links from a moment on, in seconds after the ranks have started."""
+
+    seconds: float
+    links: tuple[Link, ...]
+
+
+def parse_later(texts: Sequence[str], hosts: int) -> tuple[LaterLinks, ...]:
+    """Read `SECONDS:RATES`, in the order of time; rates are written as for the start, and are limits.
+
+    >>> [(later.seconds, str(later.links[0])) for later in parse_later(["900s:1gbit", "300s:50mbit"], 2)]
+    [(300.0, '50mbit'), (900.0, '1gbit')]
+    """
+    found = list[LaterLinks]()
+    for text in texts:
+        moment, _, rates = text.partition(":")
+        match = _MOMENT.fullmatch(moment.strip().lower())
+        if match is None or not rates.strip():
+            raise LabInputError(f"{text!r} is no later rate; write when and how much, such as '300s:50mbit'")
+        links = parse_links(rates, hosts)
+        if any(rate is None for link in links for rate in (link.up, link.down)):
+            raise LabInputError(
+                f"{text!r}: a limit cannot be lifted while a lab runs; give a high rate, such as 100gbit"
+            )
+        found.append(LaterLinks(float(match[1]), links))
+    if len({later.seconds for later in found}) < len(found):
+        raise LabInputError(f"two of {', '.join(texts)} are of the same moment; leave one out")
+    return tuple(sorted(found, key=lambda later: later.seconds))
 
 
 def parse_latency(text: str | None) -> int | None:

@@ -1,7 +1,7 @@
 """The contract of controllers, which change the recipe during training, and the facts that they decide by."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
@@ -121,6 +121,15 @@ class Controller(Part):
         (for each parameter, in their order). All ranks' are summed, in one small all-reduce a step, and come as `Facts.sums`.
         """
         raise NotImplementedError(f"{self} sets counts={self.counts} and does not define `local`; override it")
+
+    def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Controller":
+        """The same controller for a model of these parameters."""
+        return self
+
+    @property
+    def returns(self) -> bool:
+        """True if each change is from or to the first recipe that `reach` yields: only such changes are checked then."""
+        return False
 
     def reach(self, recipe: Any) -> Iterable[Any]:
         """All recipes that it may change this recipe to, without the controller; they are checked when the recipe is made."""

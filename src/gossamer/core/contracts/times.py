@@ -8,15 +8,22 @@ NUMBERS = 3  # that are measured of one candidate
 
 
 class CandidateCost(NamedTuple):
-    """What a candidate's program costs on the largest block: seconds of processor, its bytes over dense's, and its requests."""
+    """What a candidate's program costs on the largest block: seconds of processor, its bytes over dense's, and its requests.
+
+    All three are measured; `every` follows from the recipe.
+    """
 
     work: float = NAN
     bytes: float = NAN
     requests: float = NAN
+    every: float = 0.0  # steps of a round, after which models are averaged; 0: gradients are, at every step
 
 
 class TimesDue(NamedTuple):
-    """What a controller asks of a step: ranks exchange their last `rows` steps, each block is timed, candidates are run once."""
+    """What a controller asks of a step: ranks exchange their last `rows` rows, each block is timed, candidates are run once.
+
+    A row is a step, and under rounds of local steps the mean of a round's steps.
+    """
 
     rows: int = 0
     times_blocks: bool = False
@@ -44,7 +51,7 @@ class RankTimes(NamedTuple):
     machine: float  # a hash of this rank's host
 
     def numbers(self) -> list[float]:
-        costs = [number for cost in self.costs for number in cost]
+        costs = [number for cost in self.costs for number in cost[:NUMBERS]]
         alone = [self.latency, self.error, self.machine]
         return [*self.steps, *self.waits, *self.losses, *costs, *alone, *self.ready, *self.sending]
 
