@@ -69,6 +69,7 @@ class Regrouping:
         outlasts = self._worker.recipe.schedule.shape.outlasts
         self._mixes = outlasts == "models"
         self._worker.averaging.keeps = outlasts == "round"
+        self._worker.averaging.confirms = self._worker.recipe.ranks_per_node > 1
         self._reunion = self._fabric.reunion
         self.came_before = 0  # the step before which ranks last came
         if self._reunion is not None:

@@ -41,6 +41,7 @@ class Averaging:
         # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
         self.keeps = False
         self.renews = False  # the next average follows a change of members
+        self.confirms = False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -230,6 +231,8 @@ class Averaging:
             flight.means[index], largest = yield from join(handle)
             peaks.append(largest)
         flight.handles = {}
+        if self.confirms:
+            yield from all_reduce(torch.ones(1, dtype=torch.float32, device=self._worker.device))
         also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
         answers, self.besides = read_numbers(*peaks, *also), None
         self.finite = self._worker.replica.all(all(map(isfinite, answers[: len(peaks)])))
