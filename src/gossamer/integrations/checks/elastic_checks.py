@@ -15,7 +15,7 @@ from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import differences
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker
+from gossamer.runtime import Worker, local_part
 from gossamer.two_levels import in_two_levels
 
 
@@ -31,10 +31,26 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object
             "nodes='members' and members of one rank each: leave nodes out, or start each node by a torchrun of its own, with "
             "--nproc-per-node"
         )
+    if group.by_shard:
+        _refuse_shards(recipe, nodes)
     per_node = group.node.size if nodes == "members" else 1
     refuse_recipe(recipe if per_node == 1 else in_two_levels(recipe, per_node), per_node)
     if not isinstance(recipe.schedule, Elastic):
         _refuse_scaler(scaler)
+
+
+def _refuse_shards(recipe: Recipe, nodes: object) -> None:
+    """Refuse what cannot be where the ranks of a node hold shards of one model."""
+    if nodes is not None:
+        raise AttachError(
+            f"members() with nodes={nodes!r} and a model that FSDP2 shards: each rank averages with those of the same shard already; leave "
+            "nodes out"
+        )
+    if recipe.schedule.shape.outlasts == "models":
+        raise AttachError(
+            f"members() with {recipe} and a model that FSDP2 shards: gossip outlives a lost node by an average of all models, and the "
+            "shards of a node would take it at two steps; use a recipe that averages, such as allreduce + local_sgd(8)"
+        )
 
 
 def refuse_recipe(recipe: Recipe, per_node: int = 1) -> None:
@@ -106,7 +122,8 @@ class Untrained:
     def tensors(self) -> dict[str, Tensor]:
         trained = {id(param.parameter) for param in self._worker.params.values()}
         frozen = {n: p for n, p in self._model.named_parameters() if id(p) not in trained}
-        return frozen | dict(self._model.named_buffers())
+        held: dict[str, Tensor] = frozen | dict(self._model.named_buffers())
+        return {name: local_part(tensor.detach()) for name, tensor in held.items()}
 
     @torch.no_grad()
     def take(self, values: Mapping[str, Tensor], giver: int) -> None:
