@@ -6,20 +6,13 @@ drop a step, or none does, and all meet the other nodes in one generation, at th
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from gossamer.core.verbs import MembersChanged
-from gossamer.fabrics.torch.reunion import Reunion
+from gossamer.integrations.regrouping import MemberFabric
 from gossamer.runtime import ReplicaRanks
 
 QUESTION = "asking the other shards of this member"
-
-
-class MemberFabric(Protocol):
-    """What this rank knows of the nodes that it meets."""
-
-    @property
-    def reunion(self) -> Reunion | None: ...
 
 
 @final
