@@ -130,7 +130,8 @@ class Regrouping:
             yield from self._average_models(everyone, takes)
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
         worker.averaging.renews = True
-        self._steps.shared.members_changed(takes[worker.rank])
+        begun = everyone[giver]["step"] if everyone[giver]["stage"] else 0
+        self._steps.shared.members_changed(takes[worker.rank], begun)
         if len(at_work) < len(everyone):
             self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = self._comes and self._joins, present.life

@@ -275,8 +275,9 @@ def recorded(
     """Open this process's file, if a folder is named; a refusal is returned, so that the caller can tell all ranks."""
     if folder is None:
         return None, None
-    numbered = replica is None or fabric.members is not None  # each rank by itself
-    shards, shard = (1, 0) if numbered else (replica.size, replica.index)
+    shards, shard = (1, 0) if replica is None else (replica.size, replica.index)
+    if fabric.members is not None:  # they number each rank
+        shards, shard = 1, 0
     try:
         return RunEvents(folder, fabric.rank * shards + shard, fabric.size * shards, fabric), None
     except AttachError as refusal:
