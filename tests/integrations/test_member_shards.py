@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.gang import Gang
-from tests.integrations.sharded import adamw, cut, dense, full
-from tests.integrations.test_members import Learners, made_by
-from tests.integrations.test_node_recipes import FAR, PER_NODE, Fleet, members
-from torch import nn
+from tests.integrations.loops import DEADLINE, SEED
+from tests.integrations.sharded import adamw, cut, dense, full, loss_of
+from tests.integrations.test_fsdp import STEPS, over_shards
+from tests.integrations.test_members import Learners, hold, made_by
+from tests.integrations.test_node_recipes import FAR, PER_NODE, SILENCE, Fleet, members
 from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -112,6 +113,35 @@ def test_a_node_of_shards_is_killed_and_comes_back(learners: Callable[..., Learn
         assert len(one.dropped) <= 2
         assert recipe not in AT_EVERY_STEP or one.optimizer == outcomes[0].optimizer
     assert outcomes[fleet.processes(0)[0]].dropped == outcomes[fleet.processes(0)[1]].dropped
+
+
+def take_four_steps(rank: int, size: int, port: int, recipe: str, silence: float, node: str, pipe: Connection) -> None:
+    """The loop of `test_fsdp.py`, as a member."""
+    torch.set_num_threads(1)
+    local = rank % PER_NODE
+    store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60), wait_for_workers=False)
+    dist.init_process_group("gloo", store=PrefixStore(f"ranks/{node}", store), rank=local, world_size=PER_NODE)
+    model = cut(dense(), init_device_mesh("cpu", (PER_NODE,)))
+    optimizer = adamw(model)
+    with gossamer.attach(model, optimizer, recipe, members(port, node, local), seed=SEED, deadline=DEADLINE) as comm:
+        out, number = list[list[float]](), comm.present.index(comm.rank)
+        for step in range(1, STEPS + 1):
+            optimizer.zero_grad()
+            loss_of(model, number, step).backward()
+            optimizer.step()
+            out.append(torch.cat([full(p).reshape(-1) for p in model.parameters()]).tolist())
+    pipe.send(out)
+
+
+@pytest.mark.parametrize("recipe", ["allreduce", pytest.param("qsgd", marks=pytest.mark.slow)])
+def test_a_run_in_which_no_node_is_lost_is_bit_equal_to_one_without_members(gang4: Gang, recipe: str) -> None:
+    wanted = [each.tolist() for each in gang4.run(over_shards, recipe, "adamw", {})[0]]
+    store = hold()
+    for made in made_by(loop=take_four_steps):
+        crew = made(2 * PER_NODE, store.port, recipe, SILENCE)
+        for process in range(2 * PER_NODE):
+            crew.start(process, dies=str(process // PER_NODE))
+        assert [crew.hear(process) for process in range(2 * PER_NODE)] == [wanted] * 2 * PER_NODE
 
 
 @pytest.mark.slow

@@ -57,9 +57,7 @@ def learn_on_a_node(rank: int, size: int, port: int, recipe: str, silence: float
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            comm = gossamer.attach(
-                model, optimizer, recipe, group, nodes="members", deadline=30.0, buffers="average"
-            )
+            comm = gossamer.attach(model, optimizer, recipe, group, nodes="members", deadline=30.0, buffers="average")
             began, until = comm.step, None
             pipe.send((comm.rank, comm.step))
             while until is None or comm.step < until:

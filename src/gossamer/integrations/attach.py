@@ -208,9 +208,7 @@ def attach(
         raise
 
 
-def _fabric(
-    group: Crowd, holds: HeldModel, deadline: float, patience: Patience, device: torch.device
-) -> TorchFabric:
+def _fabric(group: Crowd, holds: HeldModel, deadline: float, patience: Patience, device: torch.device) -> TorchFabric:
     try:
         return TorchFabric(group, deadline=deadline, patience=patience, device=device)
     except BaseException:

@@ -41,7 +41,9 @@ class Averaging:
         # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
         self.keeps = False
         self.renews = False  # the next average follows a change of members
-        self.confirms = False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
+        self.confirms = (
+            False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
+        )
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 

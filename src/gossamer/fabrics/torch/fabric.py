@@ -122,7 +122,9 @@ class TorchFabric:
     @property
     def place(self) -> int:
         """The number of this rank, or under members of its node, from the start."""
-        return self.rank if self._members is None or not self._members.by_shard else self.rank // self._members.node.size
+        return (
+            self.rank if self._members is None or not self._members.by_shard else self.rank // self._members.node.size
+        )
 
     @property
     def group(self) -> Crowd:

@@ -170,9 +170,14 @@ class RankPosition(NamedTuple):
 
 def level(last: LastCollective | None, ranks: int, rank: int, device: torch.device) -> Program[None]:
     """Bring all ranks to the same collective; `last` is of the generation that ended, with `ranks` ranks. `rank` is this one now."""
-    if last is not None and last.broken is not None and last.broken.arrived and not last.is_resolved:
-        if not last.broke_among_some:
-            last.drive_on(last.broken.answer)
+    if (
+        last is not None
+        and last.broken is not None
+        and last.broken.arrived
+        and not last.is_resolved
+        and not last.broke_among_some
+    ):
+        last.drive_on(last.broken.answer)
     mine = RankPosition.of(last, ranks)
     wires = yield from all_gather(torch.tensor(mine, dtype=torch.int64).to(device).view(torch.uint8))
     positions = [RankPosition(*wire.clone().view(torch.int64).tolist()) for wire in wires]
