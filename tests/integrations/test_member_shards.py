@@ -21,7 +21,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignor
 from torch.distributed.device_mesh import init_device_mesh
 
 import gossamer
-from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.node import NodeRanks
 
@@ -68,6 +68,9 @@ def learn_a_shard(rank: int, size: int, port: int, recipe: str, silence: float, 
                     until = int(group.store.read(["until"])[0])
                 time.sleep(0.005)
             comm.check_sync()
+            for use in (gossamer.checkpoint.save, gossamer.checkpoint.load):
+                with pytest.raises(CheckpointError, match=r"let one of them save by|has come to members"):
+                    use(comm, "nowhere")
             moments = [float(full(optimizer.state[p]["exp_avg"]).double().sum()) for p in model.parameters()]
             dropped = comm.dropped
             comm.finish()
@@ -171,6 +174,7 @@ def refused(rank: int, size: int) -> list[str]:
         (flat, rank, size, "topk", {"nodes": "members"}),
         (flat, rank, size, "sgp", {}),
         (flat, rank, size, "backup(1)", {}),
+        (flat, rank, size, "decoupled_diloco(4)", {}),
     ):
         model = cut(dense(), mesh)
         group = Members(HashStore(), None, 2 * per_node, node=NodeRanks(local, per_node))
@@ -188,3 +192,4 @@ def test_what_shards_of_members_cannot_do_is_refused_by_name(gang2: Gang) -> Non
         assert "leave nodes out" in said[2]
         assert "gossip outlives a lost node by an average of all models" in said[3]
         assert "cannot go on without a lost rank" in said[4]
+        assert "decide for itself when to answer a round" in said[5]

@@ -46,6 +46,11 @@ def _refuse_shards(recipe: Recipe, nodes: object) -> None:
             f"members() with nodes={nodes!r} and a model that FSDP2 shards: each rank averages with those of the same shard already; leave "
             "nodes out"
         )
+    if isinstance(recipe.schedule, Elastic):
+        raise AttachError(
+            f"members() with {recipe} and a model that FSDP2 shards: each shard would decide for itself when to answer a round; use a "
+            "recipe whose ranks meet at fixed steps, such as local_sgd(8)"
+        )
     if recipe.schedule.shape.outlasts == "models":
         raise AttachError(
             f"members() with {recipe} and a model that FSDP2 shards: gossip outlives a lost node by an average of all models, and the "
