@@ -43,8 +43,10 @@ def nodes(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         ]
         command = [sys.executable, "-m", "torch.distributed.run", *words, str(SCRIPT), at, str(tmp_path), recipe]
         command += shards
+        # The ranks of each attempt find one another in a store of their own.
+        own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if shards else {}
         with (tmp_path / f"log{len(started)}").open("w") as log:
-            started.append(subprocess.Popen(command, env=os.environ | mark.label, stdout=log, stderr=log))
+            started.append(subprocess.Popen(command, env=os.environ | mark.label | own, stdout=log, stderr=log))
         return started[-1]
 
     yield start
