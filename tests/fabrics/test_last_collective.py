@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, Compute, Program, all_gather, all_reduce, read_all_gather
-from gossamer.fabrics.torch.last_collective import LastCollective
+from gossamer.fabrics.torch.last_collective import LastCollective, level
 
 
 def task_of(program: Program[Any]) -> Any:
@@ -81,3 +81,19 @@ def test_a_program_that_asks_for_more_stays_broken() -> None:
     last.broke(task, next(program), False, None)
     last.take(torch.tensor([5.0, 6.0]).view(torch.uint8))
     assert not last.is_resolved
+
+
+def test_what_some_ranks_asked_among_themselves_is_neither_counted_nor_given_nor_driven_on() -> None:
+    """In a node ranks may be more than one such request apart; a program of theirs that fails in one stays failed."""
+    last = LastCollective(2)
+    program = all_reduce(torch.ones(2), among=(0, 1))
+    task = task_of(program)
+    verb = next(program)
+    for arrived in (False, True):
+        last.broke(task, verb, arrived, torch.ones(2))
+        assert last.broke_among_some
+        assert last.awaits(4) == 0
+    leveling = level(last, 4, 0, torch.device("cpu"))
+    next(leveling)
+    assert not last.is_resolved
+    assert task.error is not None

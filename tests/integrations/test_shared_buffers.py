@@ -170,3 +170,23 @@ def test_running_statistics_are_means_of_double_precision_and_travel_in_their_ow
         # 18 numbers to their owners and back, and what each tells each of four buffers, and of the two that travel.
         more = sum(sent[step] for _, _, sent, _ in shared) - sum(sent[step] for _, _, sent, _ in own)
         assert more == 2 * 3 * 72 + 4 * 3 * (4 + 2)
+
+
+def asks_after_a_meeting(rank: int, size: int) -> tuple[bool, bool]:
+    """Whether ranks ask which buffers changed: in a step that some had begun when members met, and in the next one."""
+    model = nn.Sequential(nn.Linear(17, 4), nn.BatchNorm1d(4), nn.Linear(4, 7))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gossamer.attach(model, optimizer, "local_sgd(1)", buffers="average", deadline=DEADLINE) as comm:
+        shared, found = comm._steps.shared, list[bool]()
+        one_step(model, optimizer, rank, 1)
+        shared.members_changed(False, begun=comm.worker.step)
+        for step in (2, 3):
+            found.append(next(shared.ask(), None) is not None)
+            one_step(model, optimizer, rank, step)
+            shared.members_changed(False, begun=comm.worker.step - 1)
+        comm.check_sync()
+    return found[0], found[1]
+
+
+def test_nobody_asks_in_a_step_that_some_had_begun_when_members_met(gang2: Gang) -> None:
+    assert gang2.run(asks_after_a_meeting) == [(False, True)] * 2

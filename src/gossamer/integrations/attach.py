@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -14,6 +15,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Elastic
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.endpoint import Crowd
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
@@ -33,7 +35,7 @@ from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
-from gossamer.integrations.held_model import held
+from gossamer.integrations.held_model import HeldModel, held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.parting import PartingAtOwnPace, PartingTogether
@@ -127,7 +129,8 @@ def attach(
         check_weight(weight)
         group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
-    fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
+        holds.connect(group.size, deadline, patience)  # and before they meet it, shard by shard
+    fabric = _fabric(group, holds, deadline, patience, device_of(model))
     recorder, refusal = None, None
 
     def check_arguments(hosts: list[str]) -> Plan:
@@ -151,7 +154,9 @@ def attach(
         return holds.agreed(refusal, {**facts, "weight": weight, "ranks with the same shard": fabric.size})
 
     try:
-        holds.connect(fabric.size, deadline, patience)
+        if fabric.members is None:
+            holds.connect(fabric.size, deadline, patience)
+        holds.meet_others_over(fabric)
         recorder, refusal = recorded(events, fabric, holds.replica)
         plan = agreed(fabric, "attach", nodes, check_arguments, agreed_in_a_replica)
         holds.take_over()
@@ -200,6 +205,14 @@ def attach(
         fabric.close()
         if recorder is not None:
             recorder.close()
+        raise
+
+
+def _fabric(group: Crowd, holds: HeldModel, deadline: float, patience: Patience, device: torch.device) -> TorchFabric:
+    try:
+        return TorchFabric(group, deadline=deadline, patience=patience, device=device)
+    except BaseException:
+        holds.remove()
         raise
 
 

@@ -158,7 +158,8 @@ class Backward:
             fine = all_peaks_finite(self._own_peaks) if self._own_peaks else all_finite(own)
             ranks = together(self.worker.recipe.schedule, self.worker.rank, self.worker.size)
             with suppress(MembersChanged):
-                self.fabric.run(self.worker.averaging.name_spoilers(fine, ranks), "backward", self.worker.step)
+                naming = self.worker.jointly(self.worker.averaging.name_spoilers(fine, ranks))
+                self.fabric.run(naming, "backward", self.worker.step)
         self.worker.update_step.put()
         if self.find_unused:
             self._forget_unused(unused)

@@ -36,6 +36,7 @@ from gossamer.integrations.saving import (
     Saving,
     begin,
     refuse_among_members,
+    refuse_shards_of_members,
     run_to_its_end,
     save_among_members,
     unfinished,
@@ -133,6 +134,8 @@ def load(
             f"rank {comm.fabric.rank} has come to members that are at work, and has their state already: load a checkpoint where all "
             "start together, or call checkpoint.resume, which loads none here"
         )
+    if isinstance(comm, Communicator):
+        refuse_shards_of_members(comm)
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         if public_only:
             return _load_public(comm, path, key, order)
@@ -170,6 +173,7 @@ def resume(comm: Communicator, folder: str | Path, *, order: DataOrder | None = 
     """
     if comm.worker.ranks.present.joins:
         return Resumed(str(folder), None, {}, (), joined=True)
+    refuse_shards_of_members(comm)
     held = dict[str, Any]()
     with comm.fabric.during("checkpoint.resume", comm.step):
         _together(comm, lambda: held.update(_held_in(Path(folder))))

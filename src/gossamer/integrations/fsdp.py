@@ -20,10 +20,13 @@ from torch.distributed.tensor import Shard
 from gossamer.core.errors import AttachError
 from gossamer.core.torch_private import private_name
 from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.groups import Given
 from gossamer.integrations.groups import group_of as process_group_of
 from gossamer.integrations.held_model import cut_again
+from gossamer.integrations.member_shards import MemberShards
 from gossamer.integrations.shard_group import ShardGroup, over_gloo
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, WholeReplica, is_sharded
@@ -60,6 +63,7 @@ class ShardedModel:
         self._before: list[tuple[Any, Any, Any]] = []  # param groups, and what they had
         self._owner = {id(p.sharded_param): group for group in self._groups for p in group.fsdp_params}
         self._shards: ShardGroup | None = None
+        self._members: Members | None = None  # if nodes may be lost
         self._size = 1
         self._info = self._groups[0].mesh_info
 
@@ -75,11 +79,10 @@ class ShardedModel:
         if isinstance(found, dist.ProcessGroup):
             self._refuse_group(found, native)
             return found
-        if found is not None:
-            raise AttachError(
-                "members() with a model that FSDP2 shards is not supported yet: under a quorum each shard would decide for itself when to "
-                "answer a round; use a whole model on each rank, or a process group"
-            )
+        if isinstance(found, Members):
+            self._refuse_members(found)
+            found.by_shard, self._members = True, found
+            return found
         if dist.get_world_size() == dist.get_world_size(self._shard_ranks()):
             raise AttachError(ONE_REPLICA)
         raise AttachError(
@@ -111,6 +114,26 @@ class ShardedModel:
                 "the same shard, one of each replica"
             )
 
+    def _refuse_members(self, members: Members) -> None:
+        """Refuse nodes whose ranks are not the shards of one replica."""
+        shards = self._shard_ranks()
+        if self._native() is not None:
+            raise AttachError(
+                "members() with a mesh of two dimensions: FSDP2 would wait for a lost node in its own hop between replicas; shard the model "
+                "over the ranks of this node alone, fully_shard(module, mesh=init_device_mesh(device, (ranks of the node,)))"
+            )
+        if (shards.size(), shards.rank()) != (members.node.size, members.node.local):
+            raise AttachError(
+                f"members() with a model that FSDP2 shards over {shards.size()} rank(s), and a member here is a node of {members.node.size}, "
+                f"of which this is rank {members.node.local}: start each node by a torchrun of its own, and shard the model over its ranks, "
+                "in their order"
+            )
+        if self._info.mesh.device_type != "cpu":
+            raise AttachError(
+                "members() with a model that FSDP2 shards is for processors so far: on a GPU a rank that is behind cannot be given the one "
+                "sum that it missed, and the shards of a node would be of two steps; use a whole model on each rank, or a process group"
+            )
+
     # -- what is refused ---------------------------------------------------------------------------------------------
 
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
@@ -138,7 +161,14 @@ class ShardedModel:
         if self._shard_ranks().size() > 1:
             self._shards = self.replica = ShardGroup(self._shard_ranks(), deadline, patience)
 
+    def meet_others_over(self, fabric: TorchFabric) -> None:
+        if self._members is not None and self._shards is not None:
+            self.replica = MemberShards(self._shards, fabric)
+
     def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+        if self._members is not None and self._members.joins:
+            # Each rank of this node compares its set-up with that of the others, who meet it in turn: none may wait for another here.
+            return refusal
         return refusal if self._shards is None else self._shards.agreed(refusal, facts)
 
     def take_over(self) -> None:
@@ -189,7 +219,7 @@ class ShardedModel:
     def scale(self, parameter: Tensor, gradient: Tensor) -> None:
         """With a factor of the user's, FSDP2 divides by it and by nothing else: not by the number of replicas either."""
         if self._owner[id(parameter)].gradient_divide_factor is not None:
-            gradient.mul_(self._size)
+            gradient.mul_(self._size if self._members is None else len(self._members.present.ranks))
 
 
 class _Probe(nn.Module):

@@ -13,7 +13,7 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.integrations.broadcast import adopt, description, parameters_of
 from gossamer.integrations.handshake import tell
-from gossamer.runtime import Worker, local_part
+from gossamer.runtime import Worker, is_sharded, local_part
 
 
 class Handover(NamedTuple):
@@ -74,7 +74,7 @@ def _give(
 
 def _parameters(worker: Worker, how: Handover) -> Program[None]:
     for param in worker.params.values():
-        held = param.parameter.detach()
+        held = param.values
         value = yield from _give(held, held.dtype, held.shape, worker.device, worker.rank == how.giver)
         if how.takes:
             held.copy_(value)
@@ -107,7 +107,13 @@ def _optimizers(
                 if "dtype" not in entry:
                     continue
                 mine = local_part(held[key]) if worker.rank == how.giver else None
-                kind = getattr(torch, entry["dtype"])
-                value = yield from _give(mine, kind, entry["shape"], worker.device, mine is not None)
+                kind, shape = getattr(torch, entry["dtype"]), _shape_here(parameter, entry["shape"])
+                value = yield from _give(mine, kind, shape, worker.device, mine is not None)
                 if targets:
                     targets.pop(0).copy_(value)
+
+
+def _shape_here(parameter: Tensor, shape: Sequence[int]) -> Sequence[int]:
+    """The shape of this rank's part of an entry of the optimizer's state, which is cut as its parameter is."""
+    cut = is_sharded(parameter) and list(parameter.shape) == [*shape]
+    return tuple(local_part(parameter).shape) if cut else shape

@@ -6,6 +6,7 @@ from typing import Any, Protocol, final
 from torch import Tensor, nn
 
 from gossamer.fabrics.liveness.heartbeat import Patience
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.wrappers import is_fsdp2
 from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.groups import Given
@@ -24,6 +25,10 @@ class HeldModel(Protocol):
 
     def connect(self, size: int, deadline: float, patience: Patience) -> None:
         """Connect the ranks of this replica, one of `size`."""
+        ...
+
+    def meet_others_over(self, fabric: TorchFabric) -> None:
+        """Under members(): the other replicas are met over this fabric, and may be lost."""
         ...
 
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
@@ -63,6 +68,7 @@ class WholeModel:
         return given
 
     def connect(self, size: int, deadline: float, patience: Patience) -> None: ...
+    def meet_others_over(self, fabric: TorchFabric) -> None: ...
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None: ...
 
     def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:

@@ -48,7 +48,7 @@ def agreed(
         plan = check(hosts)
     except (GossamerError, TypeError) as error:
         refusal = error
-    facts = {} if plan is None else {"recipe": repr(plan.recipe), "replica": fabric.rank, **plan.facts}
+    facts = {} if plan is None else {"recipe": repr(plan.recipe), "replica": fabric.place, **plan.facts}
     if facts and nodes is not None:
         facts["node"] = machine()
     refusal = inside(refusal, facts)

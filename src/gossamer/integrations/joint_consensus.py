@@ -31,7 +31,7 @@ class JointConsensus:
     def swap_in(self) -> None:
         while True:
             try:
-                if self._attempt():
+                if self._attempt_jointly():
                     return
             except MembersChanged:
                 self._return()
@@ -40,6 +40,16 @@ class JointConsensus:
                 self._outlive(failure)
                 if self._has:
                     self._return()
+
+    def _attempt_jointly(self) -> bool:
+        """Attempt it on all ranks that hold this replica; the vote of one that is lost is lost on all."""
+        try:
+            done = self._attempt()
+        except MembersChanged as lost:
+            self._worker.replica.outlive(lost)
+            raise
+        self._worker.replica.outlive(None)
+        return done
 
     def _attempt(self) -> bool:
         """Vote, and do what the votes say; True if all have the consensus."""

@@ -25,6 +25,9 @@ class ToldResiduals(Protocol):
     wants_to_know: bool
     parted: set[tuple[int, int]]  # ranks and lives that have handed over what they owed
 
+    @property
+    def is_called(self) -> bool: ...
+
     def owed(self, ranks: list[int]) -> float: ...
 
 
@@ -64,11 +67,13 @@ class Regrouping:
     def __init__(self, steps: Stepping, comes: bool) -> None:
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
         self._comes, self._life = comes, steps.fabric.present.life
+        self._joins = False  # True while this rank joins, and meets the others as one that comes
         self._before: FormerRanks | None = None  # while the ranks meet: those before the first failure
         self.rest = 0  # the stage of the step that others are in, which this rank has to take part in
         outlasts = self._worker.recipe.schedule.shape.outlasts
         self._mixes = outlasts == "models"
         self._worker.averaging.keeps = outlasts == "round"
+        self._worker.averaging.confirms = self._worker.recipe.ranks_per_node > 1
         self._reunion = self._fabric.reunion
         self.came_before = 0  # the step before which ranks last came
         if self._reunion is not None:
@@ -76,7 +81,10 @@ class Regrouping:
 
     def join_in(self) -> None:
         if self._reunion is not None:
+            self._joins = True
             self._reunion.join_in()
+            self._worker.replica.outlive(None)
+            self._joins = self._comes = False
 
     def between_steps(self) -> None:
         """Tell what this rank owes, and let in ranks that have come."""
@@ -85,7 +93,10 @@ class Regrouping:
             return
         if members.wants_to_know:
             members.owes, members.wants_to_know = self._worker.residual_norm(), False
-        self._reunion.admit()
+        replica = self._worker.replica
+        if not replica.all(not members.is_called):  # all ranks that hold it: a node that comes joins them together
+            self._reunion.admit()
+            replica.outlive(None)
 
     def meet(self) -> Program[None]:
         """Agree on who gives and who takes; safe to be run again after a failure within."""
@@ -119,10 +130,11 @@ class Regrouping:
             yield from self._average_models(everyone, takes)
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
         worker.averaging.renews = True
-        self._steps.shared.members_changed(takes[worker.rank])
+        begun = everyone[giver]["step"] if everyone[giver]["stage"] else 0
+        self._steps.shared.members_changed(takes[worker.rank], begun)
         if len(at_work) < len(everyone):
             self.came_before = worker.step + bool(self._steps.stage)
-        self._comes, self._life = False, present.life
+        self._comes, self._life = self._comes and self._joins, present.life
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""

@@ -276,6 +276,8 @@ def recorded(
     if folder is None:
         return None, None
     shards, shard = (1, 0) if replica is None else (replica.size, replica.index)
+    if fabric.members is not None:  # they number each rank
+        shards, shard = 1, 0
     try:
         return RunEvents(folder, fabric.rank * shards + shard, fabric.size * shards, fabric), None
     except AttachError as refusal:

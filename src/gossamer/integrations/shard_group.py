@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from gossamer.core.errors import PeerError
-from gossamer.core.verbs import all_reduce
+from gossamer.core.verbs import MembersChanged, all_reduce
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.liveness.store import SharedStore, default_store
@@ -55,6 +55,10 @@ class ShardGroup:
 
     def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
         return self._fabric.join(self._fabric.start(tell(facts, CPU, CHECKPOINT), label, step, lane))
+
+    def outlive(self, lost: MembersChanged | None) -> None:
+        if lost is not None:
+            raise lost
 
     def open_lane(self, name: str) -> None:
         if not self._fabric.has_lane(name):

@@ -33,6 +33,7 @@ class SharedBuffers:
         self._lively = list[str]()  # buffers that changed at the last sharing, expected to change again
         self._asked: tuple[list[str], Handle[Tensor]] | None = None
         self._anew = False  # True if the members have changed, so that ranks expect other buffers to change
+        self._begun = 0  # a step that some ranks had begun when the members changed: they ask no more in it
         if policy in SHARED:
             self._keep(floats(model))
 
@@ -44,6 +45,7 @@ class SharedBuffers:
             self._lively
             or not self.agreed
             or self._asked is not None
+            or worker.step <= self._begun
             or not worker.recipe.schedule.is_synced(worker.step)
         ):
             return
@@ -92,9 +94,12 @@ class SharedBuffers:
         """Forget what is expected to change, after all ranks have loaded another model."""
         self._lively, self._asked = [], None
 
-    def members_changed(self, takes: bool) -> None:
-        """Expect no change at the next step; a rank that `takes` another's buffers has those as their last shared values."""
-        self._anew = True
+    def members_changed(self, takes: bool, begun: int = 0) -> None:
+        """Expect no change at the next step; a rank that `takes` another's buffers has those as their last shared values.
+
+        Ranks that had `begun` a step share its buffers at its end, without having asked, so nobody asks before.
+        """
+        self._anew, self._begun = True, begun
         if takes and self.policy in SHARED:
             self._keep(floats(self._model))
 

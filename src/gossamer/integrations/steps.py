@@ -351,7 +351,7 @@ class StepLoop:
         """Share buffers where models are equal now; again, if the members change meanwhile."""
         while self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step):
             try:
-                self._wait_for(self.shared.agree())
+                self._wait_for(self.worker.jointly(self.shared.agree()))
             except MembersChanged:
                 if self.worker.recipe.schedule.shape.outlasts == "models":
                     raise

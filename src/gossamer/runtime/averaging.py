@@ -41,6 +41,9 @@ class Averaging:
         # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
         self.keeps = False
         self.renews = False  # the next average follows a change of members
+        self.confirms = (
+            False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
+        )
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +112,7 @@ class Averaging:
             if worker.size == 1:
                 worker.optimizer_state.heal()
             given = [value for flight in flights for value in flight.given]
-            yield from self.name_spoilers(all_peaks_finite(given))
+            yield from worker.jointly(self.name_spoilers(all_peaks_finite(given)))
         landed = {i: mean for flight in flights for i, mean in flight.means.items()}
         means = None if lost or not flights else [landed[i] for i in which]
         means = worker.controller.adopt_for(means)
@@ -226,17 +229,27 @@ class Averaging:
             average = _with(average, kept, found, worker.size)
         return _carry(average, flat, found), [kept, carried]
 
-    def _arrive(self, flight: InFlight) -> Program[PendingCommit]:
-        """Wait for all means of a step. Memories may be committed only if every bucket's mean is finite, on which all ranks agree.
-
-        They are not committed here: the means may still be dropped.
-        """
+    def _joined(self, flight: InFlight) -> Program[tuple[list[Tensor], list[Tensor]]]:
+        """Wait for all means of a step; return the largest magnitude of each, and what an integration asked for besides."""
         peaks = list[Tensor]()
         for index, handle in flight.handles.items():
             flight.means[index], largest = yield from join(handle)
             peaks.append(largest)
         flight.handles = {}
-        also = [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
+        if self.confirms:
+            yield from all_reduce(torch.ones(1, dtype=torch.float32, device=self._worker.device))
+        return peaks, [] if self.besides is None else (yield from self.besides([*flight.means.values()]))
+
+    def _arrive(self, flight: InFlight) -> Program[PendingCommit]:
+        """Wait for all means of a step. Memories may be committed only if every bucket's mean is finite, on which all ranks agree.
+
+        They are not committed here: the means may still be dropped.
+        """
+        try:
+            peaks, also = yield from self._joined(flight)
+        except MembersChanged as lost:
+            self._worker.replica.outlive(lost)
+            raise
         answers, self.besides = read_numbers(*peaks, *also), None
         self.finite = self._worker.replica.all(all(map(isfinite, answers[: len(peaks)])))
         self.besides_values = answers[len(peaks) :]

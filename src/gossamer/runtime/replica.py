@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Protocol, final
 
+from gossamer.core.verbs import MembersChanged
+
 
 class ReplicaRanks(Protocol):
     """What the ranks of one replica ask each other, wherever one of them would else decide by its own shard.
@@ -33,6 +35,10 @@ class ReplicaRanks(Protocol):
         """Let `told` be called from another thread, on a comm thread of its own."""
         ...
 
+    def outlive(self, lost: MembersChanged | None) -> None:
+        """Raise `lost`, and on all ranks of the replica if one of them has lost what it was at."""
+        ...
+
     def close(self) -> None:
         """Ask no more: ranks of the replica that still wait for this one get an error."""
         ...
@@ -55,6 +61,10 @@ class WholeReplica:
 
     def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
         return [facts]
+
+    def outlive(self, lost: MembersChanged | None) -> None:
+        if lost is not None:
+            raise lost
 
     def open_lane(self, name: str) -> None: ...
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """The worker: runs a recipe's parts on a model's buckets, through requests that any fabric can answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from gossamer.core.rng import CounterRng
 from gossamer.core.schedule import Elastic
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.recipe import Recipe
 from gossamer.runtime import optimizers
 from gossamer.runtime.averaging import Averaging
@@ -31,6 +31,8 @@ from gossamer.runtime.ranks import WorkerRanks
 from gossamer.runtime.record import RunRecord
 from gossamer.runtime.replica import ReplicaRanks, WholeReplica
 from gossamer.runtime.update_step import UpdateStep
+
+T = TypeVar("T")
 
 SHARDS_DRAW_APART = 0x9E3779B97F4A7C15  # between the seeds of two shards of a replica
 
@@ -107,6 +109,16 @@ class Worker:
         """Handle a bucket's gradient, which is complete and may be overwritten."""
         self.decay.enter(index, flat)
         yield from self.recipe.schedule.ready(self.loop, index, flat)
+
+    def jointly(self, program: Program[T]) -> Program[T]:
+        """Run a program; if the members change meanwhile, it is lost on all ranks that hold this replica, or on none."""
+        try:
+            result = yield from program
+        except MembersChanged as lost:
+            self.replica.outlive(lost)
+            raise
+        self.replica.outlive(None)
+        return result
 
     def steps(self) -> Program[None]:
         """Run one step of the recipe's schedule, and what must be done before the next one is another's."""

@@ -41,6 +41,11 @@ class Generation(NamedTuple):
     def living(self) -> dict[int, int]:
         return dict(zip(self.ranks, self.lives))
 
+    def among(self, local: int, per_node: int) -> "Generation":
+        """Of each node only the rank with this local number."""
+        kept = [i for i, rank in enumerate(self.ranks) if rank % per_node == local]
+        return self._replace(ranks=tuple(self.ranks[i] for i in kept), lives=tuple(self.lives[i] for i in kept))
+
     @staticmethod
     def read(store: SharedStore, key: str) -> "Generation":
         (text,) = store.read([key])
@@ -63,7 +68,8 @@ class Members:
     its connection breaks, and after `silence` seconds when it only stops sending heartbeats.
 
     `size` ranks can take part, and training starts with `least` of them (all, if it is not given). Without a `rank` the store
-    gives one. The ranks of a `node` of several come, and are lost, together.
+    gives one. The ranks of a `node` of several come, and are lost, together. Where they hold the shards of one model (`by_shard`),
+    each connects only to those with its local number; but all have one list of members.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class Members:
         self.store = SharedStore(store, self.rank, size).under("gossamer/members")
         per_node = self.node.size
         self.seats = Seats(self.store, Terms((least or size) // per_node, size // per_node, per_node))
+        self.by_shard = False  # set before `enter`
         self.weight, self.weights = 1.0, tuple[float, ...]()  # of this rank; of those present, if they differ
         self.joins = False  # True if other ranks were training when this process entered
         self.lost: str | None = None  # why the store cannot be reached any more
@@ -101,18 +108,29 @@ class Members:
     @property
     def place(self) -> int:
         """Index of this rank among the present members."""
-        return self.epoch.ranks.index(self.rank)
+        return self.present.ranks.index(self.rank)
+
+    @property
+    def present(self) -> Generation:
+        """The members of this generation that this rank connects to."""
+        return self._connected(self.epoch)
+
+    def _connected(self, epoch: Generation) -> Generation:
+        return epoch.among(self.node.local, self.node.size) if self.by_shard else epoch
 
     @property
     def meeting(self) -> SharedStore:
         """Part of the store for the members of this generation only."""
-        part = self.store.under(f"epoch/{self.epoch.number}")
-        return SharedStore(part.raw, self.place, len(self.epoch.ranks), part.place)
+        part = self._of_those(self.store.under(f"epoch/{self.epoch.number}"))
+        return SharedStore(part.raw, self.place, len(self.present.ranks), part.place)
+
+    def _of_those(self, part: SharedStore) -> SharedStore:
+        return part.under(f"shard{self.node.local}") if self.by_shard else part
 
     @property
     def beginning(self) -> SharedStore:
         """Part of the store that was written when training started."""
-        return self.store.under(f"epoch/{self.epoch.began}")
+        return self._of_those(self.store.under(f"epoch/{self.epoch.began}"))
 
     @property
     def is_called(self) -> bool:
@@ -192,13 +210,19 @@ class Members:
             self._take_up(latest)
             return
         beside = self.seats.beside(self.rank)
+        if self.by_shard:  # its ranks would come back one by one, and hold shards of unlike steps
+            raise PeerError(
+                f"the others took the node of rank {self.rank} for dead, after {self.silence:g} seconds of silence, and go on without it: "
+                "start the node again by its torchrun, or let that do it with --max-restarts"
+            )
         returns = any(rank in beside and beat.has_left for rank, beat in self.beats().items())
         if self.node.size > 1 and not returns:  # else another rank of this node comes back already
             self._refuse_alone(self.seats.moving(beside))
         self._enter(self._deadline, self._claim_again)  # stopped for so long that the others took this process for dead
 
     def _take_up(self, epoch: Generation) -> None:
-        keys = [self._key("weight", rank, life) for rank, life in epoch.living.items()]
+        connected = self._connected(epoch)
+        keys = [self._key("weight", rank, life) for rank, life in connected.living.items()]
         try:
             weights = tuple(
                 _weight(self.store, key, text) for key, text in zip(keys, self.store.read(keys), strict=True)
@@ -325,12 +349,21 @@ class Members:
         self.wants_to_know = True
         if self.store.flag_is_up(f"epoch/{epoch.number}/broken"):
             self._called = epoch.number
+            self._follow_other_shards(epoch)
         patience = {r: LEAVING if beat.has_left else self.silence for r, (beat, _) in heard.items()}
         if any(now - heard[r][1] > patience[r] for r in epoch.ranks if r in heard):
             self._call(epoch.number)
             if self.wake is not None and epoch is self.epoch:
                 self.wake()
         return heard
+
+    def _follow_other_shards(self, epoch: Generation) -> None:
+        """End what this rank waits for if other shards have left a node out, whose rank with this shard may still be alive."""
+        if not self.by_shard or self.wake is None:
+            return
+        following = self.latest().living
+        if any(following.get(rank) != life for rank, life in epoch.living.items()) and epoch is self.epoch:
+            self.wake()
 
     # -- errors --------------------------------------------------------------------------------------------------------
     def _missing(self, latest: Generation, moving: Collection[int]) -> str:

@@ -184,7 +184,8 @@ class NetworkDriver:
     def _leave_off(self, handle: Task, verb: Verb, arrived: bool, answer: Any) -> None:
         """End a program whose comm thread is lost, or keep it for when its ranks have met again."""
         if self.last is not None:
-            self.last.broke(handle, verb, arrived, answer)
+            asked = plain(verb, self._store.size) if isinstance(verb, Shared) else verb
+            self.last.broke(handle, asked, arrived, answer)
             return
         with suppress(RuntimeError):
             handle.program.close()
@@ -217,7 +218,7 @@ class NetworkDriver:
                     self._compare(group, handle, halt)
                 group.before += 1
                 answer = self._cross(group, verb, handle)
-                if self.last is not None:
+                if self.last is not None and group is self._world:
                     self.last.came(verb, answer)
                 if isinstance(verb, AllReduce) and verb.tensor.numel():
                     group.tickets.all_have_come()
@@ -247,7 +248,7 @@ class NetworkDriver:
         began = self.watch.begin()
         self.asking = True
         try:
-            answer = group.connection.answer(self._guarded(verb))
+            answer = group.connection.answer(self._guarded(verb, group))
         except _Own as own:
             raise own.reason from None
         except RuntimeError as error:
@@ -259,11 +260,11 @@ class NetworkDriver:
         self.watch.end(began, partial(self._parent.note, handle.step, name, handle.label, numbers, group.among))
         return answer
 
-    def _guarded(self, verb: Crossing) -> Crossing:
+    def _guarded(self, verb: Crossing, group: RankGroup) -> Crossing:
         """Separate errors and computing time of the program's callbacks from those of the network."""
         match verb:
             case AllGather(_, read) if read is not None:
-                read = read if self.last is None else self.last.heard(read)
+                read = self.last.heard(read) if self.last is not None and group is self._world else read
                 return replace(verb, read=self._own(read))
             case AllToAll(wires, _, read):
                 promises = [LazyWire(self._own(w.make), w.length) if isinstance(w, LazyWire) else w for w in wires]

@@ -60,7 +60,7 @@ class Endpoint:
     @staticmethod
     def in_group(group: Crowd, device: torch.device) -> "Endpoint":
         if isinstance(group, Members):
-            seat = group.rank, group.size, group.place, len(group.epoch.ranks)
+            seat = group.rank, group.size, group.place, len(group.present.ranks)
         else:
             rank, size = (0, 1) if group is None else (group.rank(), group.size())
             seat = rank, size, rank, size

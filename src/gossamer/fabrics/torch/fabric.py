@@ -116,7 +116,15 @@ class TorchFabric:
         if self._members is None:
             return Present.all_of(self.rank, self.size)
         members = self._members
-        return Present(members.place, members.epoch.ranks, members.epoch.lives, members.joins, members.weights)
+        there = members.present
+        return Present(members.place, there.ranks, there.lives, members.joins, members.weights)
+
+    @property
+    def place(self) -> int:
+        """The number of this rank, or under members of its node, from the start."""
+        return (
+            self.rank if self._members is None or not self._members.by_shard else self.rank // self._members.node.size
+        )
 
     @property
     def group(self) -> Crowd:

@@ -3,6 +3,9 @@
 A collective that waits for all ranks ends on a rank only when every rank has begun it. So when it fails, ranks that go on are at
 most one collective apart: some have its answer and went on, others wait for it, and their programs can be driven on with it.
 Afterwards all are at the same place, and none has to undo a step that it has taken.
+
+Collectives among some ranks, such as those of a node, are not counted, and their answers are not given on: a task that fails in
+one stays failed. So a program that ranks must end together ends with a collective of all.
 """
 
 import time
@@ -21,6 +24,7 @@ from gossamer.core.verbs import (
     Now,
     Program,
     Read,
+    Shared,
     Verb,
     all_gather,
     all_reduce,
@@ -93,9 +97,14 @@ class LastCollective:
         """True if no task failed, or the one that did has been driven to its end."""
         return self.broken is None or self.broken.task.error is None
 
+    @property
+    def broke_among_some(self) -> bool:
+        """True if the broken task had asked some of the ranks only."""
+        return self.broken is not None and isinstance(self.broken.verb, Shared) and self.broken.verb.among is not None
+
     def awaits(self, ranks: int) -> int:
         """Bytes of the answer that the broken task waits for; 0 if none can be given to it. `ranks` were there."""
-        if self.broken is None or self.broken.arrived or self.broken.task.order is not None:
+        if self.broken is None or self.broken.arrived or self.broken.task.order is not None or self.broke_among_some:
             return 0
         match self.broken.verb:
             case AllReduce(tensor):
@@ -161,7 +170,13 @@ class RankPosition(NamedTuple):
 
 def level(last: LastCollective | None, ranks: int, rank: int, device: torch.device) -> Program[None]:
     """Bring all ranks to the same collective; `last` is of the generation that ended, with `ranks` ranks. `rank` is this one now."""
-    if last is not None and last.broken is not None and last.broken.arrived and not last.is_resolved:
+    if (
+        last is not None
+        and last.broken is not None
+        and last.broken.arrived
+        and not last.is_resolved
+        and not last.broke_among_some
+    ):
         last.drive_on(last.broken.answer)
     mine = RankPosition.of(last, ranks)
     wires = yield from all_gather(torch.tensor(mine, dtype=torch.int64).to(device).view(torch.uint8))

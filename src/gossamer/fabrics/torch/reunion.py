@@ -47,10 +47,23 @@ class Reunion:
             self._again(failure, None, 0)
 
     def admit(self) -> None:
-        """Between two steps: meet again if ranks have come, or were lost."""
-        members = self._fabric.members
-        if self._meet is not None and members is not None and members.is_called:
+        """Between two steps, since ranks have come, or were lost: meet again."""
+        if self._meet is not None:
             self._again(PeerError("ranks have come"), *self._place())
+
+    @property
+    def generation(self) -> int:
+        """The number of the generation in which this rank has met the others last."""
+        members = self._fabric.members
+        return 0 if members is None else members.epoch.number
+
+    @property
+    def is_open(self) -> bool:
+        return self._meet is not None
+
+    def catch_up(self) -> None:
+        """Meet those that have met anew already, since the other ranks of this node have."""
+        self._again(PeerError("the other ranks of this node have met again"), *self._place())
 
     def part_from(self, leavers: Sequence[int]) -> None:
         """Between two steps, on all who stay: go on without ranks that have said that they leave."""

@@ -10,19 +10,17 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, PeerError
 from gossamer.core.schedule import Elastic
-from gossamer.exchanges import AllReduced, Gather, Scatter
+from gossamer.exchanges import AllReduced, Gather, Nodes, Scatter
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.handshake import differences
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker
+from gossamer.runtime import Worker, local_part
+from gossamer.two_levels import in_two_levels
 
 
 def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object = None) -> None:
     """Refuse what `members()` does not support, before other ranks wait for this one."""
-    refuse_recipe(recipe)
-    if not isinstance(recipe.schedule, Elastic):
-        _refuse_beside_steps(recipe, nodes, scaler)
     if nodes not in (None, "members"):
         raise AttachError(
             f"members() with nodes={nodes!r}: the number of nodes changes, and the ranks of a node would wait for a lost rank; leave nodes "
@@ -33,29 +31,49 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object
             "nodes='members' and members of one rank each: leave nodes out, or start each node by a torchrun of its own, with "
             "--nproc-per-node"
         )
+    if group.by_shard:
+        _refuse_shards(recipe, nodes)
+    per_node = group.node.size if nodes == "members" else 1
+    refuse_recipe(recipe if per_node == 1 else in_two_levels(recipe, per_node), per_node)
+    if not isinstance(recipe.schedule, Elastic):
+        _refuse_scaler(scaler)
 
 
-def refuse_recipe(recipe: Recipe) -> None:
-    """Refuse a recipe that cannot go on without a lost rank."""
-    if why := _cannot_go_on(recipe):
+def _refuse_shards(recipe: Recipe, nodes: object) -> None:
+    """Refuse what cannot be where the ranks of a node hold shards of one model."""
+    if nodes is not None:
+        raise AttachError(
+            f"members() with nodes={nodes!r} and a model that FSDP2 shards: each rank averages with those of the same shard already; leave "
+            "nodes out"
+        )
+    if isinstance(recipe.schedule, Elastic):
+        raise AttachError(
+            f"members() with {recipe} and a model that FSDP2 shards: each shard would decide for itself when to answer a round; use a "
+            "recipe whose ranks meet at fixed steps, such as local_sgd(8)"
+        )
+    if recipe.schedule.shape.outlasts == "models":
+        raise AttachError(
+            f"members() with {recipe} and a model that FSDP2 shards: gossip outlives a lost node by an average of all models, and the "
+            "shards of a node would take it at two steps; use a recipe that averages, such as allreduce + local_sgd(8)"
+        )
+
+
+def refuse_recipe(recipe: Recipe, per_node: int = 1) -> None:
+    """Refuse a recipe that cannot go on without a lost rank; `per_node` ranks are lost, and come, together."""
+    if why := _cannot_go_on(recipe, per_node):
         raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
 
 
-def _refuse_beside_steps(recipe: Recipe, nodes: object, scaler: object) -> None:
+def _refuse_scaler(scaler: object) -> None:
     """Refuse what a recipe whose ranks step together cannot have under members()."""
     if scaler is not None:
         raise AttachError(
             "members() with scaler=: a step that is dropped has no gradients, which a GradScaler takes for a mistake; train in "
             "bfloat16, which needs no scaler"
         )
-    if nodes == "members":
-        raise AttachError(
-            f"members() with nodes='members' and {recipe}: the ranks of a node would wait for a lost rank; leave nodes out, or use "
-            "decoupled_diloco"
-        )
 
 
-def _cannot_go_on(recipe: Recipe) -> str:
+def _cannot_go_on(recipe: Recipe, per_node: int) -> str:
     """Why a recipe cannot go on when a rank is lost, and what to use; empty if it can."""
     schedule = recipe.schedule
     if isinstance(schedule, Elastic):
@@ -69,10 +87,11 @@ def _cannot_go_on(recipe: Recipe) -> str:
     if "control" in recipe.controller.traits:
         return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
     ways = [recipe.exchange, *(rule.exchange for rule in recipe.rules)]
+    ways = [way.between if isinstance(way, Nodes) and way.per_node == per_node else way for way in ways]
     strange = [way for way in ways if not isinstance(way, AllReduced | Gather | Scatter)]
     if strange:
         return f"{strange[0]} cannot go on without a lost rank; use allreduce(), gather() or scatter()"
-    if recipe.ranks_per_node > 1:
+    if recipe.ranks_per_node not in (1, per_node):
         return "the ranks of a node would wait for a lost rank; leave per_node out"
     return ""
 
@@ -108,7 +127,8 @@ class Untrained:
     def tensors(self) -> dict[str, Tensor]:
         trained = {id(param.parameter) for param in self._worker.params.values()}
         frozen = {n: p for n, p in self._model.named_parameters() if id(p) not in trained}
-        return frozen | dict(self._model.named_buffers())
+        held: dict[str, Tensor] = frozen | dict(self._model.named_buffers())
+        return {name: local_part(tensor.detach()) for name, tensor in held.items()}
 
     @torch.no_grad()
     def take(self, values: Mapping[str, Tensor], giver: int) -> None:
