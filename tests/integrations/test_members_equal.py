@@ -25,7 +25,7 @@ LONG = [
     "scatter(topk(ratio=0.2)) + error_feedback()",
     "powersgd",
     "dgc(ratio=0.1, momentum=0.0)",
-    "local_sgd(4, warmup=3)",
+    "allreduce + local_sgd(4, warmup=3)",
     "slowmo(4)",
     "bmuf(4)",
     "diloco(4)",

@@ -44,6 +44,7 @@ class SharedBuffers:
             self._lively
             or not self.agreed
             or self._asked is not None
+            or worker.averaging.resumes  # then ranks may be at different steps when members change
             or not worker.recipe.schedule.is_synced(worker.step)
         ):
             return

@@ -128,6 +128,8 @@ class StepLoop:
             steps = self.worker.steps()
             self._wait_for(until_optimizer_step(steps))
             self._wait_for(after_optimizer_step(steps, True))
+        elif self.worker.averaging.resumes:
+            self.worker.assigned = True  # the others share buffers, since they have assigned the model
         self._share_buffers()
         self.worker.end_step(True)
         self.stage = 0
