@@ -125,6 +125,8 @@ LONG = [
     "slowmo(1000)",
     "diloco(1000)",
     "sparse_loco(30)",
+    "allreduce + streaming(30, fragments=2, delay=15)",
+    "scatter(topk(0.1)) + error_feedback() + streaming(12, fragments=2, delay=6)",
     "allreduce + gossip(symmetric())",
     "osgp",
     "decoupled_diloco(12)",

@@ -50,7 +50,7 @@ def test_a_job_of_all_is_preempted_saves_and_goes_on_from_there(tmp_path: Path) 
 
 def test_one_member_is_preempted_and_comes_back_and_the_others_train_on(tmp_path: Path) -> None:
     said = tried("members", tmp_path)
-    assert said.count("was told to stop by signal") == said.count("Restarts=1") == 1
+    assert said.count("was told to stop, and left") == said.count("Restarts=1") == 1
     assert said.count("Restarts=0") == 2
     (lost,) = set(re.findall(r"rank (\d) is lost", said))
     assert set(re.findall(r"rank (\d) is back", said)) == {lost}

@@ -28,7 +28,7 @@ def test_hosts_that_are_taken_away_come_back_and_all_end_with_one_model(tmp_path
     text = {host - 1: "\n".join(lines) for host, lines in said.items()}
     assert "host of member 1 is away: exit code 137" in text[1]
     assert "host of member 2 is away: exit code 75" in text[2]
-    assert "rank 2 was told to stop by signal 15" in text[2]
+    assert "rank 2 was told to stop, and left" in text[2]
     for rank in (1, 2):
         assert f"host of member {rank} is back" in text[rank]
         assert f"rank {rank} is lost" in text[0]
