@@ -23,7 +23,15 @@ from gossamer.simulated_members import MemberCrew, MembersRun, MemberTimes, star
 
 STEPS = 24
 EQUAL = ("allreduce", "qsgd", "topk", "local_sgd(4)", "slowmo(4)", "diloco(8)")  # models are equal after an average
-MEMBERS = (*EQUAL, "sgp", "decoupled_diloco(8)")
+FLIGHTS = (  # anchors are equal after every landing
+    "allreduce + streaming(8, fragments=2, delay=3)",
+    "scatter(topk(0.1)) + error_feedback() + streaming(6, fragments=2, delay=5) + bucket(0.0002)",
+    "gather(qsgd(bits=4)) + diana() + streaming(4, delay=4)",
+    "allreduce + streaming(4, fragments=2, delay=0)",
+    "allreduce + overlap_local_sgd(6, delay=4)",
+    "allreduce + cocod(4)",
+)
+MEMBERS = (*EQUAL, *FLIGHTS, "sgp", "decoupled_diloco(8)")
 TIMES = MemberTimes(silence=5.0, connecting=0.0)
 
 
@@ -89,6 +97,36 @@ def test_a_rank_is_lost_and_comes_back_and_all_end_with_one_model(recipe: str) -
     again = run(recipe, absences=(BACK,))
     assert (again.seconds, again.losses, again.changes) == (done.seconds, done.losses, done.changes)
     assert all(torch.equal(a, b) for a, b in zip(models(again), models(done), strict=True))
+
+
+@pytest.mark.parametrize("recipe", FLIGHTS)
+def test_averages_in_flight_run_again_and_all_anchors_stay_equal(recipe: str) -> None:
+    """One rank is lost and comes back, and another is lost meanwhile."""
+    gone = (BACK, Absence(3, seconds=3.0, begin=Begin(step=11)))
+    done = run(recipe, steps=40, absences=gone)
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert {replica.worker.step for replica in done.replicas.values()} == {41}
+    assert all_equal(anchors(done))
+    assert done.dropped == 0
+
+
+@pytest.mark.parametrize("at", range(18, 26))
+def test_a_fragment_in_flight_at_the_loss_is_averaged_among_those_who_are_there(at: int) -> None:
+    """Fragments of 300 numbers travel for steps: some loss is in the midst of one, some before its launch, some after it landed."""
+    recipe, late = "allreduce + streaming(8, fragments=2, delay=4)", {"rate": 1500.0, "steps": 32}
+    moment = Absence(1, begin=Begin(seconds=at * 0.2))
+    done = run(recipe, absences=(moment,), **late)  # type: ignore[arg-type]
+    assert [*done.replicas] == [0, 2, 3]
+    assert all_equal(anchors(done))
+    again = run(recipe, absences=(moment,), **late)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(anchors(again), anchors(done), strict=True))
+
+
+def test_a_mean_that_is_delayed_by_a_step_runs_again() -> None:
+    done = run("qsgd + delayed()", absences=(BACK,))
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert all_equal(models(done))
+    assert done.dropped == 0
 
 
 def test_decoupled_rounds_lose_no_step_and_keep_one_anchor() -> None:
@@ -247,6 +285,8 @@ def test_losses_at_any_moment_leave_the_others_at_work(recipe: str, seeds: range
         assert len(done.losses) == STEPS, (seed, gone)
         if recipe in EQUAL:
             assert all_equal(models(done)), (seed, gone)
+        elif recipe in FLIGHTS:
+            assert all_equal(anchors(done)), (seed, gone)
 
 
 def test_a_rank_that_comes_while_another_is_lost_meets_the_others_once() -> None:

@@ -30,6 +30,9 @@ LONG = [
     "bmuf(4)",
     "diloco(4)",
     "sparse_loco(4)",
+    "allreduce + streaming(4, fragments=2, delay=3)",
+    "allreduce + overlap_local_sgd(4)",
+    "qsgd + delayed()",
     "sgp",
     "allreduce + gossip(symmetric())",
 ]

@@ -131,6 +131,9 @@ LONG = [
     "streaming_diloco(8, delay=8)",
     "scatter(topk()) + error_feedback() + streaming(6, fragments=2, delay=2)",
     "allreduce + streaming(4, delay=0)",
+    "allreduce + overlap_local_sgd(6, delay=4)",
+    "allreduce + cocod(6)",
+    "qsgd + delayed()",
     "allreduce + gossip(symmetric())",
 ]
 
@@ -204,6 +207,7 @@ def test_ranks_killed_at_random_moments_leave_the_others_at_work(
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
+        ("allreduce + eager(8)", r"eager\(8\) cannot go on without a lost rank"),
         ("backup(1)", r"cannot go on without a lost rank"),
         ("ad_psgd", r"cannot go on without a lost rank"),
         ("slowmo(4, sharded=True)", r"cannot go on without a lost rank; use .* without sharded"),

@@ -62,9 +62,9 @@ def _cannot_go_on(recipe: Recipe) -> str:
         return ""
     if not schedule.shape.outlasts:
         return (
-            f"{schedule} cannot go on without a lost rank; use every_step(), local_sgd(), slowmo() and bmuf() without sharded, "
-            "guard, inner and buffers='average', gossip() of push_sum() or symmetric(), or "
-            "decoupled_diloco"
+            f"{schedule} cannot go on without a lost rank; use every_step(), delayed(), local_sgd(), slowmo() and bmuf() without "
+            "sharded, guard, inner and buffers='average', streaming(), overlap_local_sgd(), cocod(), gossip() of push_sum() or "
+            "symmetric(), or decoupled_diloco"
         )
     if "control" in recipe.controller.traits:
         return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
