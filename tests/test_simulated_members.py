@@ -19,7 +19,7 @@ from gossamer.planning.work import NoWork
 from gossamer.recipe import Recipe
 from gossamer.simulate import costs_on, replicas
 from gossamer.simulate import train as train_undisturbed
-from gossamer.simulated_members import MemberCrew, MembersRun, MemberTimes, starting, train
+from gossamer.simulated_members import MemberBackward, MemberCrew, MembersRun, MemberTimes, starting, train
 
 STEPS = 24
 EQUAL = ("allreduce", "qsgd", "topk", "local_sgd(4)", "slowmo(4)", "diloco(8)")  # models are equal after an average
@@ -42,6 +42,7 @@ def backward(model: nn.Module, present: Present, step: int) -> float:
 def run(
     recipe: str,
     *,
+    backward: MemberBackward = backward,
     size: int = 4,
     steps: int = STEPS,
     least: int | None = None,
@@ -120,6 +121,24 @@ def test_a_fragment_in_flight_at_the_loss_is_averaged_among_those_who_are_there(
     assert all_equal(anchors(done))
     again = run(recipe, absences=(moment,), **late)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(anchors(again), anchors(done), strict=True))
+
+
+@pytest.mark.parametrize("at", range(20, 25))
+def test_a_fragment_that_is_not_finite_is_dropped_by_all_also_where_members_change(at: int) -> None:
+    """A rank's model breaks before a launch. Another rank comes back about when all say who it was."""
+
+    def breaking(model: nn.Module, present: Present, step: int) -> float:
+        if present.ranks[present.place] == 2 and step == 12:
+            for parameter in model.parameters():
+                parameter.detach().fill_(inf)
+        return backward(model, present, step)
+
+    recipe, gone = "allreduce + streaming(8, fragments=2, delay=3)", Absence(1, 1.0, begin=Begin(seconds=at * 0.2))
+    done = run(recipe, backward=breaking, absences=(gone,), rate=1500.0, steps=32)
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert all_equal(anchors(done))
+    assert all(flat.isfinite().all() for flat in models(done))
+    assert {replica.worker.record.dropped_rounds for replica in done.replicas.values()} & {1, 2}
 
 
 def test_a_mean_that_is_delayed_by_a_step_runs_again() -> None:
