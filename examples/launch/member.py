@@ -59,7 +59,7 @@ def save() -> None:
     os.replace(part, own)  # whoever reads finds a whole file, also when this process is killed
 
 
-with comm.leaving_at(seconds=30):
+with comm.leaving_at(seconds=120):
     while comm.step + int(model.earlier) < asked.steps and not comm.stopping:
         x = torch.randn(16, 32)
         optimizer.zero_grad()
