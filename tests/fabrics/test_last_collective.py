@@ -110,7 +110,11 @@ def levelled(lasts: list[LastCollective | None]) -> list[bool | None]:
 
 
 def swapped(mine: Tensor) -> Program[Tensor]:
-    return torch.stack((yield from all_to_all([mine.view(torch.uint8)] * 2, [mine.numel() * 4] * 2))).view(torch.float32).sum(0)
+    return (
+        torch.stack((yield from all_to_all([mine.view(torch.uint8)] * 2, [mine.numel() * 4] * 2)))
+        .view(torch.float32)
+        .sum(0)
+    )
 
 
 @pytest.mark.parametrize(("make", "stays_behind"), [(summed, False), (gathered, False), (swapped, True)])
