@@ -30,6 +30,8 @@ FLIGHTS = (  # anchors are equal after every landing
     "allreduce + streaming(4, fragments=2, delay=0)",
     "allreduce + overlap_local_sgd(6, delay=4)",
     "allreduce + cocod(4)",
+    "allreduce + cocod(6, delay=0)",
+    "allreduce + overlap_local_sgd(4, delay=0)",
 )
 MEMBERS = (*EQUAL, *FLIGHTS, "sgp", "decoupled_diloco(8)")
 TIMES = MemberTimes(silence=5.0, connecting=0.0)

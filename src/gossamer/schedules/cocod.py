@@ -65,7 +65,7 @@ class CoCoD(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
         yield OptimizerStep()
-        if lands(loop.step, self.every, self.delay) and loop.averages.in_flight():
+        if self.delay != 0 and lands(loop.step, self.every, self.delay) and loop.averages.in_flight():
             yield from self._land(loop)
         if loop.step % self.every:
             return
