@@ -175,8 +175,9 @@ def test_what_a_lost_rank_still_owed_is_counted(learners: Callable[..., Learners
 
 
 @pytest.mark.slow
-def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learners]) -> None:
-    crew = Crew(learners, "topk")
+@pytest.mark.parametrize("recipe", ["topk", STREAMING])
+def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learners], recipe: str) -> None:
+    crew = Crew(learners, recipe)
     os.kill(crew.all.processes[2].pid, signal.SIGSTOP)
     crew.waits_for([0, 1])
     os.kill(crew.all.processes[2].pid, signal.SIGCONT)

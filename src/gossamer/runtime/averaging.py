@@ -43,6 +43,7 @@ class Averaging:
         self.keeps = False
         # If true, averages in flight run again by themselves when the members have met, with what each rank gave.
         self.resumes = False
+        self.taken = 0  # how often this rank has taken another's state, with what that has in flight
         self.renews = set[int]()  # buckets whose next average is the first after a change of members
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -95,6 +96,7 @@ class Averaging:
 
     def take_part_in(self, lost: Sequence[int], flights: Sequence[tuple[Sequence[int], int]]) -> None:
         """Have in flight what another rank has that has told it, with zeros as this rank's values."""
+        self.taken += 1
         table, buckets = self._worker.in_flight, self._worker.buckets
         table.restore(table.landing(), lost, {})
         for which, step in flights:
@@ -121,7 +123,8 @@ class Averaging:
             if lost:
                 yield from self._name_spoilers_of(flights)
         except MembersChanged:
-            worker.in_flight.pop(which)
+            if not self.resumes:
+                worker.in_flight.pop(which)
             raise
         worker.in_flight.pop(which)
         if lost:
@@ -149,11 +152,12 @@ class Averaging:
 
     def settle(self, flight: InFlight) -> Program[None]:
         """Wait for an average in flight, and commit the memories' pending states."""
+        taken = self.taken
         while flight.handles:
             try:
                 held = yield from self._arrive(flight)
             except MembersChanged:
-                if not self.resumes:
+                if not self.resumes or self.taken != taken:
                     raise
                 continue  # it has arrived after all, or runs again among those who are there
             held.commit()
@@ -183,12 +187,12 @@ class Averaging:
         self._worker.in_flight.drop_posted()
 
     def _name_spoilers_of(self, flights: Sequence[InFlight]) -> Program[None]:
-        fine = all_peaks_finite([value for flight in flights for value in flight.given])
+        fine, taken = all_peaks_finite([value for flight in flights for value in flight.given]), self.taken
         while True:
             try:
                 return (yield from self.name_spoilers(fine))
             except MembersChanged:
-                if not self.resumes:
+                if not self.resumes or self.taken != taken:
                     raise
 
     def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
