@@ -19,11 +19,21 @@ from gossamer.planning.work import NoWork
 from gossamer.recipe import Recipe
 from gossamer.simulate import costs_on, replicas
 from gossamer.simulate import train as train_undisturbed
-from gossamer.simulated_members import MemberCrew, MembersRun, MemberTimes, starting, train
+from gossamer.simulated_members import MemberBackward, MemberCrew, MembersRun, MemberTimes, starting, train
 
 STEPS = 24
 EQUAL = ("allreduce", "qsgd", "topk", "local_sgd(4)", "slowmo(4)", "diloco(8)")  # models are equal after an average
-MEMBERS = (*EQUAL, "sgp", "decoupled_diloco(8)")
+FLIGHTS = (  # anchors are equal after every landing
+    "allreduce + streaming(8, fragments=2, delay=3)",
+    "scatter(topk(0.1)) + error_feedback() + streaming(6, fragments=2, delay=5) + bucket(0.0002)",
+    "gather(qsgd(bits=4)) + diana() + streaming(4, delay=4)",
+    "allreduce + streaming(4, fragments=2, delay=0)",
+    "allreduce + overlap_local_sgd(6, delay=4)",
+    "allreduce + cocod(4)",
+    "allreduce + cocod(6, delay=0)",
+    "allreduce + overlap_local_sgd(4, delay=0)",
+)
+MEMBERS = (*EQUAL, *FLIGHTS, "sgp", "decoupled_diloco(8)")
 TIMES = MemberTimes(silence=5.0, connecting=0.0)
 
 
@@ -34,6 +44,7 @@ def backward(model: nn.Module, present: Present, step: int) -> float:
 def run(
     recipe: str,
     *,
+    backward: MemberBackward = backward,
     size: int = 4,
     steps: int = STEPS,
     least: int | None = None,
@@ -89,6 +100,54 @@ def test_a_rank_is_lost_and_comes_back_and_all_end_with_one_model(recipe: str) -
     again = run(recipe, absences=(BACK,))
     assert (again.seconds, again.losses, again.changes) == (done.seconds, done.losses, done.changes)
     assert all(torch.equal(a, b) for a, b in zip(models(again), models(done), strict=True))
+
+
+@pytest.mark.parametrize("recipe", FLIGHTS)
+def test_averages_in_flight_run_again_and_all_anchors_stay_equal(recipe: str) -> None:
+    """One rank is lost and comes back, and another is lost meanwhile."""
+    gone = (BACK, Absence(3, seconds=3.0, begin=Begin(step=11)))
+    done = run(recipe, steps=40, absences=gone)
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert {replica.worker.step for replica in done.replicas.values()} == {41}
+    assert all_equal(anchors(done))
+    assert done.dropped == 0
+
+
+@pytest.mark.parametrize("at", range(18, 26))
+def test_a_fragment_in_flight_at_the_loss_is_averaged_among_those_who_are_there(at: int) -> None:
+    """Fragments of 300 numbers travel for steps: some loss is in the midst of one, some before its launch, some after it landed."""
+    recipe, late = "allreduce + streaming(8, fragments=2, delay=4)", {"rate": 1500.0, "steps": 32}
+    moment = Absence(1, begin=Begin(seconds=at * 0.2))
+    done = run(recipe, absences=(moment,), **late)  # type: ignore[arg-type]
+    assert [*done.replicas] == [0, 2, 3]
+    assert all_equal(anchors(done))
+    again = run(recipe, absences=(moment,), **late)  # type: ignore[arg-type]
+    assert all(torch.equal(a, b) for a, b in zip(anchors(again), anchors(done), strict=True))
+
+
+@pytest.mark.parametrize("at", range(20, 25))
+def test_a_fragment_that_is_not_finite_is_dropped_by_all_also_where_members_change(at: int) -> None:
+    """A rank's model breaks before a launch. Another rank comes back about when all say who it was."""
+
+    def breaking(model: nn.Module, present: Present, step: int) -> float:
+        if present.ranks[present.place] == 2 and step == 12:
+            for parameter in model.parameters():
+                parameter.detach().fill_(inf)
+        return backward(model, present, step)
+
+    recipe, gone = "allreduce + streaming(8, fragments=2, delay=3)", Absence(1, 1.0, begin=Begin(seconds=at * 0.2))
+    done = run(recipe, backward=breaking, absences=(gone,), rate=1500.0, steps=32)
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert all_equal(anchors(done))
+    assert all(flat.isfinite().all() for flat in models(done))
+    assert {replica.worker.record.dropped_rounds for replica in done.replicas.values()} & {1, 2}
+
+
+def test_a_mean_that_is_delayed_by_a_step_runs_again() -> None:
+    done = run("qsgd + delayed()", absences=(BACK,))
+    assert [*done.replicas] == [0, 1, 2, 3]
+    assert all_equal(models(done))
+    assert done.dropped == 0
 
 
 def test_decoupled_rounds_lose_no_step_and_keep_one_anchor() -> None:
@@ -247,6 +306,8 @@ def test_losses_at_any_moment_leave_the_others_at_work(recipe: str, seeds: range
         assert len(done.losses) == STEPS, (seed, gone)
         if recipe in EQUAL:
             assert all_equal(models(done)), (seed, gone)
+        elif recipe in FLIGHTS:
+            assert all_equal(anchors(done)), (seed, gone)
 
 
 def test_a_rank_that_comes_while_another_is_lost_meets_the_others_once() -> None:

@@ -7,12 +7,12 @@ $ until python examples/launch/member.py runs/7; do sleep 5; done
 Each member saves its model and its optimizer now and then. Who comes back while others train gets the model of the others,
 and only its own optimizer from its file. Who comes when nobody trains, since all were lost, begins with the newest file.
 
-SIGTERM or SIGUSR1 lets it save, leave the others, and end with exit code 75: "start me again elsewhere, or later".
+SIGTERM or SIGUSR1 lets it have its last steps merged, leave the others, save, and end with exit code 75: "start me again
+elsewhere, or later".
 """
 
 import argparse
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,10 +28,6 @@ options.add_argument("--steps", type=int, default=2000)
 options.add_argument("--every", type=int, default=50, help="steps between two saves")
 options.add_argument("--pause", type=float, default=0.0, help="seconds to wait in each step, as a larger model would")
 asked = options.parse_args()
-
-told = list[int]()
-for number in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(number, lambda number, frame: told.append(number))
 
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
@@ -63,18 +59,19 @@ def save() -> None:
     os.replace(part, own)  # whoever reads finds a whole file, also when this process is killed
 
 
-while comm.step + int(model.earlier) < asked.steps and not told:
-    x = torch.randn(16, 32)
-    optimizer.zero_grad()
-    (model(x) - x.square().mean(1, keepdim=True)).square().mean().backward()
-    optimizer.step()
-    time.sleep(asked.pause)
-    if comm.step % asked.every == 0:
-        save()
-if told:
+with comm.leaving_at(seconds=120):
+    while comm.step + int(model.earlier) < asked.steps and not comm.stopping:
+        x = torch.randn(16, 32)
+        optimizer.zero_grad()
+        (model(x) - x.square().mean(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        time.sleep(asked.pause)
+        if comm.step % asked.every == 0:
+            save()
+if comm.stopping:
     save()
-    comm.detach()  # the others are told, and go on without waiting for this one
-    print(f"rank {rank} was told to stop by signal {told[0]}, and left at step {comm.step}", flush=True)
+    comm.detach()  # waits for nobody
+    print(f"rank {rank} was told to stop, and left at step {comm.step}", flush=True)
     sys.exit(os.EX_TEMPFAIL)
 comm.finish()
 save()

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, Compute, Program, all_gather, all_reduce, read_all_gather
+from gossamer.core.verbs import (
+    AllGather,
+    AllReduce,
+    Compute,
+    Program,
+    all_gather,
+    all_reduce,
+    all_to_all,
+    read_all_gather,
+)
 from gossamer.fabrics.torch.last_collective import LastCollective, level
 
 
@@ -97,3 +106,59 @@ def test_what_some_ranks_asked_among_themselves_is_neither_counted_nor_given_nor
     next(leveling)
     assert not last.is_resolved
     assert task.error is not None
+
+
+def levelled(lasts: list[LastCollective | None]) -> list[bool | None]:
+    """Run `level` on all ranks; each is told whether it stays behind."""
+    programs = [level(last, 2, rank, torch.device("cpu")) for rank, last in enumerate(lasts)]
+    verbs, ends = [next(program) for program in programs], list[bool | None]()
+    while not ends:
+        if isinstance(verbs[0], AllGather):
+            answer: Any = [verb.wire for verb in verbs]  # type: ignore[union-attr]
+        else:
+            answer = torch.stack([verb.tensor for verb in verbs]).sum(0, dtype=torch.uint8)  # type: ignore[union-attr]
+        for place, program in enumerate(programs):
+            try:
+                verbs[place] = program.send(answer)
+            except StopIteration as end:
+                ends.append(end.value)
+    return ends
+
+
+def swapped(mine: Tensor) -> Program[Tensor]:
+    return (
+        torch.stack((yield from all_to_all([mine.view(torch.uint8)] * 2, [mine.numel() * 4] * 2)))
+        .view(torch.float32)
+        .sum(0)
+    )
+
+
+@pytest.mark.parametrize(("make", "stays_behind"), [(summed, False), (gathered, False), (swapped, True)])
+def test_who_cannot_be_given_a_whole_average_is_told_that_it_stays_behind(
+    make: Callable[[Tensor], Program[Tensor]], stays_behind: bool
+) -> None:
+    """Rank 0 has ended its task; rank 1 has not got the answer, which after an all-to-all nobody can give it."""
+    both = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    ahead, behind = LastCollective(3), LastCollective(3)
+    there, here = (make(each.clone()) for each in both)
+    asked, verb = next(there), next(here)
+    answer = [each.view(torch.uint8) for each in both] if make is swapped else answered(ahead, asked, both)
+    ahead.came(asked, answer)
+    ahead.ended()
+    behind.broke(task_of(here), verb, False, None)
+    assert levelled([ahead, behind]) == [False, stays_behind]
+    assert behind.is_resolved != stays_behind
+
+
+def test_who_is_ahead_in_the_midst_of_a_task_leaves_nobody_behind() -> None:
+    """That task runs again on both. And a rank of an earlier generation cannot tell, nor one that has just come."""
+    ahead, behind = LastCollective(3), LastCollective(3)
+    there, here = (swapped(torch.ones(2)) for _ in range(2))
+    verb = next(there)
+    ahead.came(verb, [])
+    ahead.broke(task_of(there), verb, True, None)
+    ahead.broken = None  # its task goes on, to a request that has failed
+    behind.broke(task_of(here), next(here), False, None)
+    assert levelled([ahead, behind]) == [False, False]
+    assert levelled([ahead, LastCollective(2)]) == [False, None]
+    assert levelled([ahead, None]) == [False, None]

@@ -125,6 +125,10 @@ LONG = [
     "slowmo(1000)",
     "diloco(1000)",
     "sparse_loco(30)",
+    "gather(topk(0.02)) + error_feedback() + delayed()",
+    "allreduce + overlap_local_sgd(30)",
+    "allreduce + streaming(30, fragments=2, delay=15)",
+    "scatter(topk(0.1)) + error_feedback() + streaming(12, fragments=2, delay=6)",
     "allreduce + gossip(symmetric())",
     "osgp",
     "decoupled_diloco(12)",
@@ -216,7 +220,8 @@ def keep_account(rank: int, size: int, port: int, recipe: str, silence: float, h
     def account() -> Account:
         (bucket,) = comm.worker.buckets
         residual, unit = bucket.memory.residual(bucket.states["memory"]) or (torch.zeros_like(given), 1.0)
-        return Account(given.tolist(), applied.tolist(), (residual / unit).tolist(), comm.step)
+        rate = 0.01 if bucket.memory.follows_rate else 1.0  # then `residual / unit` is in units of the update
+        return Account(given.tolist(), applied.tolist(), (residual / (unit * rate)).tolist(), comm.step)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)

@@ -66,6 +66,7 @@ def learn_together(rank: int, size: int, port: int, recipe: str, silence: float,
                 if until is None and group.store.flag_is_up("until"):
                     until = int(group.store.read(["until"])[0])
                 time.sleep(0.005)
+            comm.check_sync()  # compares anchors too
             lost, dropped = comm.metrics()["lost_residual"], comm.dropped
             comm.finish()
             told = [str(w.message) for w in caught if w.category is RuntimeWarning]
@@ -115,7 +116,8 @@ class Crew:
         return outcomes
 
 
-QUICK = ["allreduce", "topk", "local_sgd(4)", "sgp"]
+STREAMING = "allreduce + streaming(6, fragments=2, delay=4)"
+QUICK = ["allreduce", "topk", "local_sgd(4)", "sgp", STREAMING]
 GOSSIP = ("sgp", "allreduce + gossip(symmetric())")  # who was behind goes on with the others' step
 LONG = [
     "qsgd",
@@ -126,6 +128,12 @@ LONG = [
     "bmuf(4)",
     "diloco(8)",
     "sparse_loco(4)",
+    "streaming_diloco(8, delay=8)",
+    "scatter(topk()) + error_feedback() + streaming(6, fragments=2, delay=2)",
+    "allreduce + streaming(4, delay=0)",
+    "allreduce + overlap_local_sgd(6, delay=4)",
+    "allreduce + cocod(6)",
+    "qsgd + delayed()",
     "allreduce + gossip(symmetric())",
 ]
 
@@ -167,8 +175,9 @@ def test_what_a_lost_rank_still_owed_is_counted(learners: Callable[..., Learners
 
 
 @pytest.mark.slow
-def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learners]) -> None:
-    crew = Crew(learners, "topk")
+@pytest.mark.parametrize("recipe", ["topk", STREAMING])
+def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learners], recipe: str) -> None:
+    crew = Crew(learners, recipe)
     os.kill(crew.all.processes[2].pid, signal.SIGSTOP)
     crew.waits_for([0, 1])
     os.kill(crew.all.processes[2].pid, signal.SIGCONT)
@@ -177,7 +186,7 @@ def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learn
     assert all(one.model == outcomes[0].model for one in outcomes)
 
 
-EVERY = ["allreduce", "qsgd", "topk", "powersgd", "local_sgd(4)", "slowmo(4)", "diloco(8)", "sgp"]
+EVERY = ["allreduce", "qsgd", "topk", "powersgd", "local_sgd(4)", "slowmo(4)", "diloco(8)", "sgp", STREAMING]
 
 
 @pytest.mark.slow
@@ -199,9 +208,9 @@ def test_ranks_killed_at_random_moments_leave_the_others_at_work(
 @pytest.mark.parametrize(
     ("recipe", "why"),
     [
+        ("allreduce + eager(8)", r"eager\(8\) cannot go on without a lost rank"),
         ("backup(1)", r"cannot go on without a lost rank"),
         ("ad_psgd", r"cannot go on without a lost rank"),
-        ("streaming_diloco(8)", r"streaming\(.*cannot go on without a lost rank"),
         ("slowmo(4, sharded=True)", r"cannot go on without a lost rank; use .* without sharded"),
         ("gtopk", r"gtopk\(.*cannot go on without a lost rank; use allreduce\(\), gather\(\) or scatter\(\)"),
         ("accordion(epoch=100)", r"counts on the ranks of the start; leave the controller out"),

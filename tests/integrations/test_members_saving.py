@@ -118,7 +118,10 @@ def start(learners: Callable[..., Learners], size: int, folder: Path, recipe: st
     return run
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, pytest.param("local_sgd(5)", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "recipe",
+    [RECIPE, *(pytest.param(r, marks=pytest.mark.slow) for r in ("local_sgd(5)", "allreduce + streaming(6, delay=4)"))],
+)
 def test_those_who_are_left_save_and_any_number_goes_on(
     learners: Callable[..., Learners], recipe: str, tmp_path: Path
 ) -> None:

@@ -102,6 +102,9 @@ def models(run: MembersRun) -> list[Tensor]:
         "scatter(qsgd(bits=4, bucket=16)) + slowmo(3)" + SMALL,
         pytest.param("scatter(qsgd(bits=4, bucket=16))" + SMALL, marks=pytest.mark.slow),
         pytest.param("sgp" + SMALL, marks=pytest.mark.slow),
+        pytest.param(
+            "scatter(qsgd(bits=4, bucket=16)) + streaming(3, fragments=3, delay=2)" + SMALL, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_rank_dies_and_comes_back_to_the_same_models(learners: Callable[..., Learners], recipe: str) -> None:

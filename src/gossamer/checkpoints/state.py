@@ -76,6 +76,8 @@ def take_over(worker: Worker, given: Mapping[str, Any], keeps: bool) -> None:
     states = [{role: _restore(bucket, role, found, worker) for role in ROLES} for bucket in worker.buckets]
     worker.step, worker.averaging.unit = given["step"], given["unit"]
     landing = {i: s["schedule"].pop("pending") for i, s in enumerate(states) if "pending" in s["schedule"]}
+    for state in states:
+        state["schedule"].pop("lost", None)  # which averages are lost, members tell one another
     worker.in_flight.restore(landing, [], {})
     for bucket, state in zip(worker.buckets, states, strict=True):
         if not keeps:

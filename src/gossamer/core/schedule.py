@@ -44,8 +44,8 @@ class Shape:
     counts_alike: bool = False  # some average gives all ranks equal weight, whatever their weights
     lane: str = ""  # the comm thread for programs that run between steps; empty where there are none
     # Under members(), what a change of members costs: the step under way is dropped ("step"), the round's average runs again
-    # ("round"), or models are averaged exactly ("models"); empty: it cannot go on.
-    outlasts: Literal["", "step", "round", "models"] = ""
+    # ("round"), averages in flight run again ("flights"), or models are averaged exactly ("models"); empty: it cannot go on.
+    outlasts: Literal["", "step", "round", "flights", "models"] = ""
     serves: bool = False  # some rank on that comm thread answers requests as they arrive, until all clients have left
 
 

@@ -94,7 +94,7 @@ class SimMembers:
         self._joined = set[int]()  # lives of processes that came to others
         self._waiting = dict[int, SimTask]()  # processes that have come to the next meeting
         self._proposed: list[int] | None = None  # those with whom the next generation is to begin
-        self._doomed = set[SimTask]()  # tasks of a broken generation that still compute
+        self._doomed = set[SimTask]()  # tasks of earlier generations that still compute
         self._crossing = dict[SimTask, tuple[Shared, int]]()  # the last request of a task, and how many it had made
         self._over = set[int]()  # lives of processes that have ended by themselves
 
@@ -256,7 +256,7 @@ class SimMembers:
         stuck = {task for task in tasks if task.waits}
         for task in tasks:
             task.handle.waiting = [waiting for waiting in task.handle.waiting if waiting not in stuck]
-        self._doomed = {task for task in tasks if task not in stuck}
+        self._doomed |= {task for task in tasks if task not in stuck}
         for task in tasks:
             if task in stuck:
                 self._fail(task, clock)
@@ -370,6 +370,7 @@ class SimMembers:
             )
         )
         self._now, self._proposed = _Generation(lives), None
+        self._doomed = {*self._tasks()}  # some began after the generation was broken
         for place, seat in enumerate(proposed):
             present = Present(place, tuple(proposed), tuple(lives.values()), lives[seat] in self._joined)
             self._sim.wake(self._waiting.pop(seat), at, present)

@@ -62,6 +62,10 @@ class Regrouping:
     When ranks meet they are at the same collective (`fabrics/torch/last_collective.py`). Who comes, and who could not be brought
     there, takes all that is equal everywhere from the first rank that is furthest. It may come in the midst of a step that
     the others go on with: then it takes part in the rest.
+
+    Where averages are in flight, ranks may be some steps apart, but the same averages have arrived on all. The others run again
+    in the order of their launches, of each rank those that it has launched; so the order of all requests stays the same on all
+    ranks. Who comes takes part in those of the giver, with no progress of its own.
     """
 
     def __init__(self, steps: Stepping, comes: bool) -> None:
@@ -72,7 +76,8 @@ class Regrouping:
         self.rest = 0  # the stage of the step that others are in, which this rank has to take part in
         outlasts = self._worker.recipe.schedule.shape.outlasts
         self._mixes = outlasts == "models"
-        self._worker.averaging.keeps = outlasts == "round"
+        self._worker.averaging.keeps = outlasts in ("round", "flights")
+        self._worker.averaging.resumes = outlasts == "flights"
         self._worker.averaging.confirms = self._worker.recipe.ranks_per_node > 1
         self._reunion = self._fabric.reunion
         self.came_before = 0  # the step before which ranks last came
@@ -101,14 +106,16 @@ class Regrouping:
     def meet(self) -> Program[None]:
         """Agree on who gives and who takes; safe to be run again after a failure within."""
         worker, present = self._worker, self._fabric.present
+        self._refuse_if_behind()
         comes = self._comes or present.life != self._life
         self._before = self._before or FormerRanks(0, worker.ranks.present, worker.ranks.weights)
         self._count_lost(comes)
-        yield from worker.averaging.settle_or_drop()
+        yield from worker.averaging.members_change()
         if self._steps.stage:
             worker.averaging.held.settle()
         done = self._reunion is None or self._reunion.resolved
         mine = {"comes": comes, "step": worker.step, "stage": self._steps.stage, "done": done}
+        mine |= {"lost": worker.in_flight.lost, "flights": worker.in_flight.told()}
         everyone: list[dict[str, Any]] = yield from tell(mine, worker.device)
         at_work = [i for i, each in enumerate(everyone) if not each["comes"]]
         if not at_work:
@@ -122,19 +129,38 @@ class Regrouping:
             worker.ranks.change_after(max(_done(everyone[i]) for i in at_work), self._before)
         self._before = None
         giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
-        takes = [(not self._mixes and _is_behind(each, everyone[giver])) or each["comes"] for each in everyone]
+        takes = [self._has_to_take(each, everyone[giver]) for each in everyone]
         if any(takes):
             how = Handover(giver, takes[worker.rank], not comes)
             yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
+        if takes[worker.rank] and worker.averaging.resumes:
+            worker.averaging.take_part_in(everyone[giver]["lost"], everyone[giver]["flights"])
         if self._mixes:
             yield from self._average_models(everyone, takes)
         self.rest = everyone[giver]["stage"] if takes[worker.rank] and not self._mixes else 0
-        worker.averaging.renews = True
+        worker.averaging.renews = {*range(len(worker.buckets))}
         begun = everyone[giver]["step"] if everyone[giver]["stage"] else 0
         self._steps.shared.members_changed(takes[worker.rank], begun)
         if len(at_work) < len(everyone):
             self.came_before = worker.step + bool(self._steps.stage)
         self._comes, self._life = self._comes and self._joins, present.life
+        yield from worker.averaging.launch_again()
+
+    def _has_to_take(self, one: dict[str, Any], giver: dict[str, Any]) -> bool:
+        """True if a rank takes the giver's state: it comes, or could not be brought to where the giver is."""
+        if self._mixes or self._worker.averaging.resumes:
+            return bool(one["comes"])
+        is_behind = (one["step"], one["stage"]) < (giver["step"], giver["stage"]) and not one["done"]
+        return bool(one["comes"]) or is_behind
+
+    def _refuse_if_behind(self) -> None:
+        """Raise where others have an average in flight that this rank could not be given: it may be in the midst of a step."""
+        if self._worker.averaging.resumes and self._reunion is not None and self._reunion.is_behind:
+            raise GossamerError(
+                f"rank {self._worker.ranks.number}, step {self._worker.step}: the members have changed, and the others have an average "
+                "that this rank has not, and that cannot be given to it on this device; start this process again: it comes back "
+                "with the state of the others, who go on"
+            )
 
     def _count_lost(self, comes: bool) -> None:
         """Number the ranks anew; what lost ranks had not sent is lost, and counted."""
@@ -167,8 +193,3 @@ class Regrouping:
 def _done(one: dict[str, Any]) -> int:
     """How many steps a rank has done, and the batch of the next one is not taken yet, or is to be taken again."""
     return int(one["step"]) - 1 + bool(one["stage"])
-
-
-def _is_behind(one: dict[str, Any], giver: dict[str, Any]) -> bool:
-    """True if a rank could not be brought to where the giver is."""
-    return (one["step"], one["stage"]) < (giver["step"], giver["stage"]) and not one["done"]

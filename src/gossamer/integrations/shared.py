@@ -46,6 +46,7 @@ class SharedBuffers:
             or not self.agreed
             or self._asked is not None
             or worker.step <= self._begun
+            or worker.averaging.resumes  # then ranks may be at different steps when members change
             or not worker.recipe.schedule.is_synced(worker.step)
         ):
             return

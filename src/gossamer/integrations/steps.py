@@ -128,6 +128,8 @@ class StepLoop:
             steps = self.worker.steps()
             self._wait_for(until_optimizer_step(steps))
             self._wait_for(after_optimizer_step(steps, True))
+        elif self.worker.averaging.resumes:
+            self.worker.assigned = True  # the others share buffers, since they have assigned the model
         self._share_buffers()
         self.worker.end_step(True)
         self.stage = 0
@@ -338,6 +340,9 @@ class StepLoop:
             if share and self.fabric.size > 1:
                 self._share_buffers()
         except MembersChanged:
+            if self.worker.averaging.resumes:
+                self._begin_anew()
+                return
             if self.worker.recipe.schedule.shape.outlasts != "models":  # else they are equal now, and the step is over
                 raise
         self.shared.let_go()
@@ -347,13 +352,22 @@ class StepLoop:
         if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
             self.on_new_channels()
 
+    def _begin_anew(self) -> None:
+        """Forget the rest of a step: this rank stood still for so long that it has come anew, and has the others' state."""
+        self.stage, self.worker.assigned = 0, False
+        self.worker.discard()
+        self.shared.let_go()
+        self.take_part()
+
     def _share_buffers(self) -> None:
         """Share buffers where models are equal now; again, if the members change meanwhile."""
+        averaging = self.worker.averaging
+        taken = averaging.taken
         while self.worker.assigned or self.worker.recipe.schedule.is_synced(self.worker.step):
             try:
                 self._wait_for(self.worker.jointly(self.shared.agree()))
             except MembersChanged:
-                if self.worker.recipe.schedule.shape.outlasts == "models":
+                if self.worker.recipe.schedule.shape.outlasts == "models" or averaging.taken != taken:
                     raise
             else:
                 return

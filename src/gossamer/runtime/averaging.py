@@ -1,7 +1,7 @@
 """Averaging: sends a bucket's values through its memory and its exchange, and handles the mean."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
 from gossamer.core.contracts import ARREARS, Context, Exchange, Memory, RankTimes, ReduceResult
+from gossamer.core.errors import PeerError
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_reduce, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
@@ -40,10 +41,12 @@ class Averaging:
         self._gradients = InFlight()  # this step's averages
         # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
         self.keeps = False
-        self.renews = False  # the next average follows a change of members
-        self.confirms = (
-            False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
-        )
+        # If true, averages in flight run again by themselves when the members have met, with what each rank gave.
+        self.resumes = False
+        self.taken = 0  # how often this rank has taken another's state, with what that has in flight
+        self.renews = set[int]()  # buckets whose next average is the first after a change of members
+        # Nobody has an average before all do, where ranks may be lost and some talk among themselves.
+        self.confirms = False
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
@@ -83,15 +86,34 @@ class Averaging:
 
     def launch(self, which: Sequence[int], values: Sequence[Tensor], over: Exchange | None = None) -> Program[None]:
         """Start averaging one tensor for each of these buckets."""
-        worker, values = self._worker, [self._weighted(value) for value in values]
-        flight = InFlight(given=[peak(value) for value in values])
+        given = dict(zip(which, values, strict=True))
+        flight = InFlight(step=self._worker.step, over=over, values=given if self.resumes else {})
+        yield from self._begin(flight, given)
+        self._worker.in_flight.add(which, flight)
+
+    def launch_again(self) -> Program[None]:
+        """Start the averages anew that a change of members broke, in the order of their first launches."""
+        for flight in self._worker.in_flight.broken:
+            yield from self._begin(flight, flight.values)
+
+    def take_part_in(self, lost: Sequence[int], flights: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Have in flight what another rank has that has told it, with zeros as this rank's values."""
+        self.taken += 1
+        table, buckets = self._worker.in_flight, self._worker.buckets
+        table.restore(table.landing(), lost, {})
+        for which, step in flights:
+            values = {index: buckets[index].empty() for index in which}
+            table.add(which, InFlight(step=step, values=values, broken=True))
+
+    def _begin(self, flight: InFlight, values: Mapping[int, Tensor]) -> Program[None]:
+        worker, given = self._worker, {i: self._weighted(value) for i, value in values.items()}
+        flight.broken, flight.handles, flight.given = False, {}, [peak(value) for value in given.values()]
         if worker.size == 1:  # the mean over one rank, without codec or memory
-            flight.means = dict(zip(which, values, strict=True))
-            flight.lost = not worker.replica.all(all_finite(values))
-        else:
-            for index, value in zip(which, values, strict=True):
-                yield from self._launch(flight, index, value, over)
-        worker.in_flight.add(which, flight)
+            flight.means = given
+            flight.lost = not worker.replica.all(all_finite([*given.values()]))
+            return
+        for index, value in given.items():
+            yield from self._launch(flight, index, value, flight.over)
 
     def land(self, which: Sequence[int]) -> Program[list[Tensor] | None]:
         """Wait for the average of these buckets; None if it is not finite."""
@@ -101,18 +123,19 @@ class Averaging:
         try:
             for flight in flights:
                 yield from self.settle(flight)
+            lost = any(flight.lost for flight in flights)
+            if lost:
+                yield from self._name_spoilers_of(flights)
         except MembersChanged:
-            worker.in_flight.pop(which)
+            if not self.resumes:
+                worker.in_flight.pop(which)
             raise
         worker.in_flight.pop(which)
         heard = (yield from times.wait_ends()) if worker.size > 1 else ()
-        lost = any(flight.lost for flight in flights)
         if lost:
             worker.record.dropped_rounds += 1
             if worker.size == 1:
                 worker.optimizer_state.heal()
-            given = [value for flight in flights for value in flight.given]
-            yield from worker.jointly(self.name_spoilers(all_peaks_finite(given)))
         landed = {i: mean for flight in flights for i, mean in flight.means.items()}
         means = None if lost or not flights else [landed[i] for i in which]
         means = worker.controller.adopt_for(means)
@@ -137,8 +160,14 @@ class Averaging:
 
     def settle(self, flight: InFlight) -> Program[None]:
         """Wait for an average in flight, and commit the memories' pending states."""
-        if flight.handles:
-            held = yield from self._arrive(flight)
+        taken = self.taken
+        while flight.handles:
+            try:
+                held = yield from self._arrive(flight)
+            except MembersChanged:
+                if not self.resumes or self.taken != taken:
+                    raise
+                continue  # it has arrived after all, or runs again among those who are there
             held.commit()
             self.has_renewed(held)
             if flight.lost:
@@ -149,12 +178,30 @@ class Averaging:
         self._gradients, self.means, self.held = InFlight(), [], PendingCommit()
         self.besides, self.besides_values = None, []
 
-    def settle_or_drop(self) -> Program[None]:
-        """Of averages that complete at a later step, settle those that have arrived, and drop those that never will."""
+    def members_change(self) -> Program[None]:
+        """Of averages that complete at a later step, settle those that have arrived; the others run again, or are dropped.
+
+        An average has arrived on all ranks, or on none (`fabrics/torch/last_collective.py`).
+        """
         for flight in self._worker.in_flight.averages:
-            if all(handle.done() and not handle.failed() for handle in flight.handles.values()):
+            if flight.broken:
+                continue
+            if (yield from _has_arrived(flight)):
                 yield from self.settle(flight)
-        self._worker.in_flight.drop_unarrived()
+            elif self.resumes:
+                flight.breaks()
+            else:
+                self._worker.in_flight.drop(flight)
+        self._worker.in_flight.drop_posted()
+
+    def _name_spoilers_of(self, flights: Sequence[InFlight]) -> Program[None]:
+        fine, taken = all_peaks_finite([value for flight in flights for value in flight.given]), self.taken
+        while True:
+            try:
+                return (yield from self._worker.jointly(self.name_spoilers(fine)))
+            except MembersChanged:
+                if not self.resumes or self.taken != taken:
+                    raise
 
     def name_spoilers(self, fine: bool, among: Among = None) -> Program[None]:
         """Count which ranks made an average non-finite. `fine`: this rank's input is finite.
@@ -171,8 +218,8 @@ class Averaging:
 
     def has_renewed(self, held: PendingCommit) -> None:
         """What is equal on all ranks is so again, once an average after the change of members was committed."""
-        if held.renewed and held.drafts:
-            self.renews = False
+        if held.drafts:
+            self.renews -= held.renewed
 
     # -- one bucket --------------------------------------------------------------------------------------------------
 
@@ -186,19 +233,19 @@ class Averaging:
         """Start averaging these values; through `over` instead of the recipe's exchange and memory, if that is given."""
         worker, bucket = self._worker, self._worker.buckets[index]
         if over is None:
-            program, drafts = self.program(index, flat)
+            program, drafts = self.program(index, flat, flight.step)
         else:
-            result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index))
+            result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index, flight.step))
             program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
         program = yield from worker.controller.times.around(index, program, flat)
-        handle = yield from start(program, bucket.name, worker.step)
+        handle = yield from start(program, bucket.name, flight.step or worker.step)
         flight.add(index, handle, drafts)
-        flight.renewed = flight.renewed or self.renews
+        flight.renewed |= self.renews & {index}
 
-    def program(self, index: int, flat: Tensor) -> tuple[Program[Carried], list[PendingState]]:
+    def program(self, index: int, flat: Tensor, step: int = 0) -> tuple[Program[Carried], list[PendingState]]:
         """The program that averages one bucket's values, and the pending states to commit when all buckets have arrived.
 
-        The mean may be written over the values.
+        The mean may be written over the values. `step`: at which it was launched first, if that is not this one.
         """
         worker, bucket = self._worker, self._worker.buckets[index]
         meter = worker.measurement.meter(worker.step, worker.controller.times.due.measures_error)
@@ -222,8 +269,8 @@ class Averaging:
                 meter(block, result.add_sent)
             return result
 
-        average = bucket.memory.around(block, kept, send, worker.context(index))
-        if self.renews:
+        average = bucket.memory.around(block, kept, send, worker.context(index, step))
+        if index in self.renews:
             average = _renewed(average, bucket.memory, kept, worker.size)
         if ARREARS in kept:
             average = _with(average, kept, found, worker.size)
@@ -267,6 +314,17 @@ def _carry(average: Program[Tensor], given: Tensor, found: Sequence[Tensor]) -> 
     """
     mean = yield from average
     return mean, found[0].view(()).double() if found else peak(mean)
+
+
+def _has_arrived(flight: InFlight) -> Program[bool]:
+    for handle in flight.handles.values():
+        if handle.failed():
+            return False
+        try:
+            yield from join(handle)  # it needs no network any more, and at most computes
+        except PeerError:
+            return False
+    return True
 
 
 def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gossamer.core.bucket import PendingState
+from gossamer.core.contracts import Exchange
 from gossamer.core.verbs import Handle, Program, join
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
@@ -23,12 +24,20 @@ class InFlight:
     drafts: list[PendingState] = field(default_factory=list[PendingState])  # the state changes to commit
     given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of this rank's input
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived
-    renewed: bool = False  # true if they were launched after a change of members, before anything else was
+    renewed: set[int] = field(default_factory=set[int])  # buckets whose first average after a change of members this is
     lost: bool = False  # true if a mean is not finite
+    step: int = 0  # at which they were launched
+    values: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # this rank's input, where they may run again
+    over: Exchange | None = None  # instead of the recipe's exchange and memory
+    broken: bool = False  # true if they have to run again, since the members have changed
 
     def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
         self.handles[index] = handle
         self.drafts += drafts
+
+    def breaks(self) -> None:
+        """Forget what has arrived: all of it is to run again."""
+        self.broken, self.handles, self.drafts, self.means = True, {}, [], {}
 
 
 class InFlightTable:
@@ -61,9 +70,20 @@ class InFlightTable:
         for i in which:
             self._flights.pop(i, None)
 
-    def drop_unarrived(self) -> None:
-        """Drop all averages and messages that are still under way."""
-        self._flights = {i: flight for i, flight in self._flights.items() if not flight.handles}
+    @property
+    def broken(self) -> list[InFlight]:
+        """The averages that have to run again, in the order of their launches."""
+        return [flight for flight in self.averages if flight.broken]
+
+    def told(self) -> list[tuple[list[int], int]]:
+        """What others are told of averages that have to run again: buckets, and the step of their launch."""
+        return [([*flight.values], flight.step) for flight in self.broken]
+
+    def drop(self, flight: InFlight) -> None:
+        self._flights = {i: each for i, each in self._flights.items() if each is not flight}
+
+    def drop_posted(self) -> None:
+        """Drop all messages that are still under way."""
         self._handles = {}
 
     def drop_messages(self) -> None:

@@ -14,7 +14,8 @@ class PendingCommit:
     decided: Recipe | None = None
     words: list[str] = field(default_factory=list[str])  # that say what was decided
 
-    renewed: bool = False  # they also agree again on what is equal on all ranks, after a change of members
+    # Buckets for which they also agree again on what is equal on all ranks, after a change of members.
+    renewed: set[int] = field(default_factory=set[int])
 
     def commit(self) -> None:
         for draft in self.drafts:

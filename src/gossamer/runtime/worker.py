@@ -87,13 +87,13 @@ class Worker:
         """The device for tensors that belong to no single parameter."""
         return next(iter(self.params.values())).device
 
-    def context(self, index: int) -> Context:
-        """The context of a bucket at this step."""
-        bucket = self.buckets[index]
+    def context(self, index: int, step: int = 0) -> Context:
+        """The context of a bucket at this step, or another one."""
+        bucket, step = self.buckets[index], step or self.step
         # Shards of one replica draw unlike numbers. Who meets whom is drawn by `ranks`, alike for all of them.
-        rng = CounterRng(self.ranks.seed + SHARDS_DRAW_APART * self.replica.index, self.step, self.rank)
+        rng = CounterRng(self.ranks.seed + SHARDS_DRAW_APART * self.replica.index, step, self.rank)
         lr = bucket.rate(self.optimizer)
-        return Context(self.rank, self.size, self.step, rng, lr=lr, shift=bucket.shift, scale=self.scale)
+        return Context(self.rank, self.size, step, rng, lr=lr, shift=bucket.shift, scale=self.scale)
 
     def set_rates(self, rates: Sequence[float]) -> None:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):

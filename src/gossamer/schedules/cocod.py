@@ -54,7 +54,7 @@ class CoCoD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every)
+        return Shape(period=self.every, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -65,11 +65,12 @@ class CoCoD(Schedule):
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
         yield OptimizerStep()
-        if lands(loop.step, self.every, self.delay) and loop.averages.in_flight():
+        if self.delay != 0 and lands(loop.step, self.every, self.delay) and loop.averages.in_flight():
             yield from self._land(loop)
         if loop.step % self.every:
             return
-        yield from self._launch(loop)
+        if not loop.averages.in_flight():  # else this rank has come while the others waited for it
+            yield from self._launch(loop)
         if self.delay == 0:
             yield from self._land(loop)
 
@@ -86,6 +87,8 @@ class CoCoD(Schedule):
         models = loop.parameters()
         for place, mean, x in zip(loop.buckets, means or [], models):
             state = place.states["schedule"]
+            start = state.get("start", state["anchor"])  # a rank that has come since the launch began at the anchor
+            x.sub_(start)
             state["anchor"] = torch.sub(state["anchor"], mean, out=mean)
-            x.sub_(state["start"]).add_(state["anchor"])
+            x.add_(state["anchor"])
         loop.assign(models if means is not None else [s["anchor"] for s in loop.states])

@@ -60,7 +60,7 @@ class Delayed(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(averages_gradients=True, hands_over=False)
+        return Shape(averages_gradients=True, hands_over=False, outlasts="flights")
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
         """Keep the gradient: it is launched after the mean in flight has arrived, which updates the memory."""

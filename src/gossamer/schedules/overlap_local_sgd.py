@@ -71,7 +71,7 @@ class OverlapLocalSGD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=self.alpha < 1 or self.beta > 0)
+        return Shape(period=self.every, works_alone=self.alpha < 1 or self.beta > 0, outlasts="flights")
 
     @property
     def follows_rate(self) -> bool:
@@ -91,7 +91,8 @@ class OverlapLocalSGD(Schedule):
             held = yield from self._pull(loop)
         if loop.step % self.every:
             return
-        yield from loop.averages.launch(differences(loop, loop.parameters() if held is None else held))
+        if not loop.averages.in_flight():  # else this rank has come while the others waited for it
+            yield from loop.averages.launch(differences(loop, loop.parameters() if held is None else held))
         if self.delay == 0:
             yield from self._pull(loop)
 

@@ -121,7 +121,7 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
+        return Shape(period=self.every, works_alone=True, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
@@ -152,7 +152,8 @@ class Streaming(Schedule):
         for fragment, steps in zip(parts, since):
             if steps % self.every:
                 continue
-            yield from fragment.averages.launch(differences(fragment, fragment.parameters()))
+            if not fragment.averages.in_flight():  # else this rank has come while the others waited for it
+                yield from fragment.averages.launch(differences(fragment, fragment.parameters()))
             if self.delay == 0:
                 yield from self._land(fragment)
 

@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -177,12 +177,44 @@ class CommThread:
         now = self._now
         return "the end of its programs" if now is None else f"step {now.step}, {now.label or 'unlabelled'!r}"
 
-    def close(self, patience: float) -> bool:
-        """End the thread; tasks that have not ended get an error. False if the thread is stuck in the backend."""
+    def close(self, patience: float, break_off: Callable[[], None] | None = None) -> bool:
+        """End the thread; tasks that have not ended get an error. False if the thread is stuck in the backend.
+
+        With `break_off`, which breaks its connections, a task that is computing comes to its end, or to its next request.
+        """
+        if break_off is not None and threading.current_thread() is not self._thread:
+            self._come_to_rest(break_off)
         self._stop(GossamerError(f"comm thread {self.name!r} was closed"))
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
         return not self._thread.is_alive()
+
+    def _come_to_rest(self, break_off: Callable[[], None]) -> None:
+        """Let the thread end by itself, so that a task has ended here where it has on other ranks, or can be driven on."""
+        with self._lock:
+            if self.broken is not None:
+                return
+            self.broken = GossamerError(f"comm thread {self.name!r} was closed")
+            waiting = self._queued()
+            self._queue.put(None)
+        self.halt.set()
+        for handle in waiting:
+            handle.end(None, self.broken)
+        asks = 0
+        while self._thread.is_alive() and asks < 30:
+            self._thread.join(0.1)
+            asks = asks + 1 if self._driver.asking else 0
+            if asks == 2:
+                break_off()
+
+    def _queued(self) -> list[Task]:
+        """Take all tasks out of the queue."""
+        out = list[Task]()
+        with suppress(queue.Empty):
+            while True:
+                if (handle := self._queue.get_nowait()) is not None:
+                    out.append(handle)
+        return out
 
     def _work(self) -> None:
         stream = settle_on(self.device)
@@ -214,12 +246,8 @@ class CommThread:
         """Accept no more programs, and end all unfinished tasks with this error."""
         with self._lock:
             self.broken = self.broken or error
-            waiting: list[Task | None] = [self._now]
-            with suppress(queue.Empty):
-                while True:
-                    waiting.append(self._queue.get_nowait())
+            waiting = [*([self._now] if self._now is not None else []), *self._queued()]
             self._queue.put(None)
         self.halt.set()
         for handle in waiting:
-            if handle is not None:
-                handle.end(None, self.broken)
+            handle.end(None, self.broken)

@@ -168,6 +168,8 @@ class NetworkDriver:
             try:
                 verb = program.send(answer) if error is None else program.throw(error)
             except StopIteration as stop:
+                if self.last is not None:
+                    self.last.ended()
                 return stop.value
             handle.verb, answer, error = verb, None, None
             try:

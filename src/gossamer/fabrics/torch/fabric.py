@@ -380,7 +380,7 @@ class TorchFabric:
         fine = self.size > 1 and self._is_whole()
         if fine and self._hosts:
             shutdown.stay_for(self._store, self._waits.deadline)
-        ended = [name for name, lane in self._lanes.items() if lane.close(patience=0.5)]
+        ended = [name for name, lane in self._lanes.items() if lane.close(0.5, self._break_off(name))]
         for name in self._served - set(ended):  # it waits for a request, and other ranks for its answer
             self._drivers[name].tear()
         if self._pulse.close() and fine and len(ended) == len(self._lanes):
@@ -388,6 +388,10 @@ class TorchFabric:
         for name in ended:
             self._drivers[name].watch.settle()
             self._drivers[name].hang_up(patience=max(0.5, until - time.monotonic()))
+
+    def _break_off(self, lane: str) -> Callable[[], None] | None:
+        """How a comm thread is stopped in the midst of a program, where that may be driven on."""
+        return self._drivers[lane].tear if self._reunion is not None and self._drivers[lane].last is not None else None
 
     def _is_whole(self) -> bool:
         return all(lane.broken is None for lane in self._lanes.values())

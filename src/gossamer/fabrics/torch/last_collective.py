@@ -52,6 +52,7 @@ class LastCollective:
 
     def __init__(self, generation: int) -> None:
         self.generation, self.count = generation, 0
+        self.whole = 0  # how many it had completed when the last task ended that came to its end
         self.broken: BrokenTask | None = None
         self._answer = list[Tensor]()
         self._wires = dict[int, Tensor]()  # of the gathering under way, as they were read
@@ -81,6 +82,10 @@ class LastCollective:
             case _:
                 return
         self.count += 1
+
+    def ended(self) -> None:
+        """Note that a task has come to its end."""
+        self.whole = self.count
 
     def broke(self, task: Task, verb: Verb, arrived: bool, answer: Any) -> None:
         self.broken = BrokenTask(task, verb, arrived, answer)
@@ -128,12 +133,14 @@ class LastCollective:
                     answer = verb.work() if isinstance(verb, Compute) else time.monotonic()
             except StopIteration as end:
                 task.result, task.error = end.value, None
+                self.ended()
                 return
         program.close()
 
     def take(self, bits: Tensor) -> None:
         """Drive the broken task on with an answer that another rank gives."""
         assert self.broken is not None
+        self.count += 1
         match self.broken.verb:
             case AllReduce(tensor):
                 shared = bits.view(tensor.dtype).view(tensor.shape)
@@ -160,16 +167,21 @@ class RankPosition(NamedTuple):
     passed: int  # collectives that it has completed
     has: int  # bytes of the answer of the last collective
     awaits: int  # bytes of the answer that it waits for
+    whole: int = 0  # collectives that it had completed when its last whole task ended
 
     @staticmethod
     def of(last: LastCollective | None, ranks: int) -> "RankPosition":
         if last is None:
             return RankPosition(NOTHING, 0, 0, 0)
-        return RankPosition(last.generation, last.count, last.length, last.awaits(ranks))
+        return RankPosition(last.generation, last.count, last.length, last.awaits(ranks), last.whole)
 
 
-def level(last: LastCollective | None, ranks: int, rank: int, device: torch.device) -> Program[None]:
-    """Bring all ranks to the same collective; `last` is of the generation that ended, with `ranks` ranks. `rank` is this one now."""
+def level(last: LastCollective | None, ranks: int, rank: int, device: torch.device) -> Program[bool | None]:
+    """Bring all ranks to the same collective; `last` is of the generation that ended, with `ranks` ranks. `rank` is this one now.
+
+    Returns True if others have completed a task that this rank has not, and cannot; None if it cannot tell, since others have
+    met again since its generation ended.
+    """
     if (
         last is not None
         and last.broken is not None
@@ -182,13 +194,16 @@ def level(last: LastCollective | None, ranks: int, rank: int, device: torch.devi
     wires = yield from all_gather(torch.tensor(mine, dtype=torch.int64).to(device).view(torch.uint8))
     positions = [RankPosition(*wire.clone().view(torch.int64).tolist()) for wire in wires]
     giver, takers = who_gives(positions)
-    if giver is None:
-        return
-    length = positions[giver].has
-    given = last.give() if rank == giver and last is not None else torch.zeros(length, dtype=torch.uint8)
-    bits = yield from all_reduce(given.to(device))
-    if last is not None and rank in takers:
-        last.take(bits.to(CPU))
+    if giver is not None:
+        length = positions[giver].has
+        given = last.give() if rank == giver and last is not None else torch.zeros(length, dtype=torch.uint8)
+        bits = yield from all_reduce(given.to(device))
+        if last is not None and rank in takers:
+            last.take(bits.to(CPU))
+    latest = max(p.generation for p in positions)
+    if last is None or last.generation < latest:
+        return None
+    return last.whole < max(p.whole for p in positions if p.generation == latest)
 
 
 def who_gives(positions: Sequence[RankPosition]) -> tuple[int | None, list[int]]:

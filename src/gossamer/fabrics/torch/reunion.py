@@ -25,6 +25,7 @@ class Reunion:
         self._fabric = fabric
         self._meet: Callable[[], Program[None]] | None = None
         self._meets = False  # True while the ranks meet: then a failure is not handled, but ends the attempt
+        self.is_behind = False  # True if others have completed a task that this rank could not complete
         self.resolved = True  # False if this rank has not completed the collective in which its generation ended
 
     def opens(self, meet: Callable[[], Program[None]]) -> None:
@@ -99,8 +100,10 @@ class Reunion:
         assert self._meet is not None
         fabric, self._meets = self._fabric, True
         try:
-            fabric.run(level(last, ranks, fabric.present.place, fabric.device), "members")
+            behind = fabric.run(level(last, ranks, fabric.present.place, fabric.device), "members")
+            self.is_behind = self.is_behind if behind is None else behind
             self.resolved = last is None or last.is_resolved
             fabric.run(self._meet(), "members")
+            self.is_behind = False
         finally:
             self._meets = False

@@ -33,6 +33,11 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object
         )
     if group.by_shard:
         _refuse_shards(recipe, nodes)
+    if recipe.schedule.shape.outlasts == "flights" and (group.by_shard or nodes == "members"):
+        raise AttachError(
+            f"members() with {recipe} and nodes of {group.node.size} ranks: averages in flight run again on each rank by itself, and the "
+            "ranks of a node have to do so together; use a schedule without a delay, such as local_sgd(8) or diloco(30)"
+        )
     per_node = group.node.size if nodes == "members" else 1
     refuse_recipe(recipe if per_node == 1 else in_two_levels(recipe, per_node), per_node)
     if not isinstance(recipe.schedule, Elastic):
@@ -80,9 +85,9 @@ def _cannot_go_on(recipe: Recipe, per_node: int) -> str:
         return ""
     if not schedule.shape.outlasts:
         return (
-            f"{schedule} cannot go on without a lost rank; use every_step(), local_sgd(), slowmo() and bmuf() without sharded, "
-            "guard, inner and buffers='average', gossip() of push_sum() or symmetric(), or "
-            "decoupled_diloco"
+            f"{schedule} cannot go on without a lost rank; use every_step(), delayed(), local_sgd(), slowmo() and bmuf() without "
+            "sharded, guard, inner and buffers='average', streaming(), overlap_local_sgd(), cocod(), gossip() of push_sum() or "
+            "symmetric(), or decoupled_diloco"
         )
     if "control" in recipe.controller.traits:
         return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
