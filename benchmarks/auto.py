@@ -27,7 +27,19 @@ def run(setting: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     folder = out / f"{setting}-{steps}-{seed}"
     if not list(folder.rglob(RECORD)):
         words = ["compare", *RECIPES, "--workload", "lm", "--hosts", str(hosts), "--rate", rate, "--steps", str(steps)]
-        more = ["--chunk", "25", "--patience", "1", "--seed", str(seed), "--compute", f"{ms}ms", "--timing", "--out", str(folder)]
+        more = [
+            "--chunk",
+            "25",
+            "--patience",
+            "1",
+            "--seed",
+            str(seed),
+            "--compute",
+            f"{ms}ms",
+            "--timing",
+            "--out",
+            str(folder),
+        ]
         subprocess.run([sys.executable, "-m", "gossamer", *words, *more], check=True)
     runs = Record.read(next(folder.rglob(RECORD))).runs
     return {one.name: one.steps[-1].seconds / one.steps[-1].step for one in runs}

@@ -68,6 +68,7 @@ class _Residuals:
     """What members told of their residuals, as Regrouping asks for it."""
 
     owes, wants_to_know = 0.0, False
+    is_called = False  # who simulates says when ranks meet
 
     def __init__(self, told: dict[int, float]) -> None:
         self._told = told
