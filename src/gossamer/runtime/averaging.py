@@ -41,9 +41,8 @@ class Averaging:
         # If true, values given up for an average are not overwritten, so that it can run again without a lost rank.
         self.keeps = False
         self.renews = False  # the next average follows a change of members
-        self.confirms = (
-            False  # nobody has an average before all do, where ranks may be lost and some talk among themselves
-        )
+        # If true, each average ends with a number of all ranks: nodes may be lost, and their ranks are further apart than one request.
+        self.confirms = False
 
     # -- gradients ---------------------------------------------------------------------------------------------------
 
