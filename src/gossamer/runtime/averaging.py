@@ -45,7 +45,7 @@ class Averaging:
         self.resumes = False
         self.taken = 0  # how often this rank has taken another's state, with what that has in flight
         self.renews = set[int]()  # buckets whose next average is the first after a change of members
-        # Nobody has an average before all do, where ranks may be lost and some talk among themselves.
+        # If true, each average ends with a number of all ranks: nodes may be lost, and their ranks are further apart than one request.
         self.confirms = False
 
     # -- gradients ---------------------------------------------------------------------------------------------------
