@@ -102,7 +102,11 @@ def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
         ('name = "office"', "work = 3", r"line 2: work must be a table"),
         ('name = "office"', "sources = 3", r"line 2: sources must be a table"),
         ('name = "office"', "failures = 3", r"line 2: failures must be a table"),
-        ("{ ring = 0.96, pairs = 0.88 }", "{ ring = -0.5 }", r"line 22: efficiency must lie above 0 and up to 1, not -0.5"),
+        (
+            "{ ring = 0.96, pairs = 0.88 }",
+            "{ ring = -0.5 }",
+            r"line 22: efficiency must lie above 0 and up to 1, not -0.5",
+        ),
         ("format = 1", "format = ", r"is not TOML"),
     ],
 )
