@@ -87,7 +87,6 @@ def learners() -> Iterator[Callable[..., Learners]]:
     [
         ("local_sgd(8)", f"{MODEL} 1"),
         ("local_sgd(8)", f"{VOTES} 3"),
-        pytest.param("local_sgd(8) + bucket(0.0002)", f"{MODEL} 1", marks=pytest.mark.slow),
         pytest.param("sgp", f"{VOTES} 3", marks=pytest.mark.slow),
         pytest.param("decoupled_diloco(8)", f"{VOTES} 3", marks=pytest.mark.slow),
     ],
