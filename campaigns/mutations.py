@@ -66,7 +66,7 @@ MUTATIONS = (
     # controllers
     Mutation("controller: at the threshold it is mild", "controllers/regimes.py", "abs(old - now) / old >= threshold", "abs(old - now) / old > threshold", f"{ACCORDION}::test_a_parameter_is_critical_exactly_at_the_drop"),
     Mutation("controller: what it counts is scaled", "runtime/controller_runner.py", "gradient / scale if scale != 1 else gradient", "gradient", f"{SUMS}::test_they_are_free_of_the_loss_scale"),
-    Mutation("controller: what is owed is left behind", "runtime/succession.py", "if type(bucket.exchange) is not type(other.exchange):", "if False:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
+    Mutation("controller: what is owed is left behind", "runtime/succession.py", "if memory != bucket.memory or type(exchange) is not type(bucket.exchange):", "if memory != bucket.memory:", "tests/runtime/test_knobs.py::test_nothing_is_lost_as_it_turns"),
     # updates
     Mutation("update: a late rank descends along the mean", "runtime/update_step.py", "drafts = self.redirect()", "drafts = []", "tests/updates/test_signs.py::test_late_ranks_take_the_directions_that_they_missed"),
     # groups and nodes

@@ -49,7 +49,7 @@ EXCEPTIONS = {
     ("codecs/powersgd.py", "_places"): "host data, moved in the same line",
     ("schedules/rounds.py", "slow_velocity"): NUMBER,
     ("schedules/pending_fragments.py", "keep"): NUMBER,
-    ("schedules/recovery.py", "_give"): NUMBER,
+    ("schedules/recovery.py", "_take"): NUMBER,
     ("schedules/recovery.py", "agree"): "host data, moved in the same line",
     ("schedules/by_speed.py", "_tell"): "host data; moved before it is sent",
     ("schedules/by_speed.py", "_plan"): "numbers that the host was told, and goes on with",

@@ -377,7 +377,7 @@ WORDS = {
     "LBFGS": "LBFGS computes the gradient several times",
     "adapted later": "was unfrozen, added, replaced or removed after attach",
     "two nodes": "node: 'node0' on rank(s) 0; 'node1' on rank(s) 1",
-    "members": "members() with a model that FSDP2 shards is not supported yet",
+    "members": "members() with a mesh of two dimensions",
     "one rank differs": "not set up alike",
     "one rank refuses": "buffers must be",
     "heterogeneity": "compares whole gradients",

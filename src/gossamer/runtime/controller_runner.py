@@ -171,7 +171,7 @@ class ControllerRunner:
             pieces = hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
-                turn(old, cut, worker.size)
+                turn(old, cut)
             else:
                 worker.buckets = cut
                 carry_over(pieces, cut, worker.size)

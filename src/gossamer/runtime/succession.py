@@ -17,6 +17,7 @@ from gossamer.runtime.buckets import ROLES, BucketState, owners, settle, word
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
     """Keep in the buckets the state that the next recipe uses: residuals of memories, and no state of other kinds of schedules.
+    An exchange of the same kind keeps the residual of the one before it.
 
     Returns the buckets; one whose parameters part is cut up, so that all of a piece go the same way.
     """
@@ -77,14 +78,9 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
             )
 
 
-def turn(buckets: Sequence[BucketState], others: Sequence[BucketState], size: int) -> None:
-    """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied.
-
-    An exchange of the same kind keeps the residual of the one before it.
-    """
+def turn(buckets: Sequence[BucketState], others: Sequence[BucketState]) -> None:
+    """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied."""
     for bucket, other in zip(buckets, others, strict=True):
-        if type(bucket.exchange) is not type(other.exchange):
-            settle(bucket, size)
         bucket.exchange, bucket.memory, bucket.shift = other.exchange, other.memory, other.shift
         bucket.group, bucket.fragment = other.group, other.fragment
 
