@@ -27,7 +27,7 @@ LONG = [
     "dgc(ratio=0.1, momentum=0.0)",
     "allreduce + local_sgd(4, warmup=3)",
     "slowmo(4)",
-    "bmuf(4)",
+    "bmuf(4, momentum=0.5)",
     "diloco(4)",
     "sparse_loco(4)",
     "allreduce + streaming(4, fragments=2, delay=3)",

@@ -125,7 +125,7 @@ LONG = [
     "gather(qsgd()) + diana()",
     "gather(topk()) + ef21(eta=1.0)",
     "slowmo(4)",
-    "bmuf(4)",
+    "bmuf(4, momentum=0.5)",
     "diloco(8)",
     "sparse_loco(4)",
     "streaming_diloco(8, delay=8)",

@@ -29,7 +29,7 @@ class BMUF(Schedule):
     `buffers` sets what happens to the optimizer's own momentum at the end of a round, as in `slowmo`; "reset" is usual.
     G passes through the recipe's memory and exchange. With `sharded` each rank keeps 1/N of a and v, as under `slowmo`.
 
-    On one rank the momentum step is taken too; there momentum None is 0.
+    On one rank the momentum step is taken too; there momentum None is 0. Under `members()` give a momentum: N changes there.
 
     Use: on slow links, with a learning rate that is constant or seldom cut.
 
@@ -67,7 +67,9 @@ class BMUF(Schedule):
     @cached_property
     def shape(self) -> Shape:
         slow = self._slow(self._momentum(1)).shape
-        return Shape(period=self.every, works_alone=slow.works_alone, outlasts=slow.outlasts)
+        # Ranks learn at different steps that others were lost, so a momentum that counts them would differ for a round.
+        outlasts = "" if self.momentum is None else slow.outlasts
+        return Shape(period=self.every, works_alone=slow.works_alone, outlasts=outlasts)
 
     def policy(self, key: str) -> Policy:
         return self._slow(0.0).policy(key)

@@ -85,7 +85,7 @@ def _cannot_go_on(recipe: Recipe, per_node: int) -> str:
         return ""
     if not schedule.shape.outlasts:
         return (
-            f"{schedule} cannot go on without a lost rank; use every_step(), delayed(), local_sgd(), slowmo() and bmuf() without "
+            f"{schedule} cannot go on without a lost rank; use every_step(), delayed(), local_sgd(), slowmo() and bmuf(momentum=) without "
             "sharded, guard, inner and buffers='average', streaming(), overlap_local_sgd(), cocod(), gossip() of push_sum() or "
             "symmetric(), or decoupled_diloco"
         )
