@@ -88,14 +88,14 @@ def slowest(seconds: float) -> float:
     return float(taken)
 
 
-def quality_of_ddp(workload: Workload, steps: int) -> float:
-    """What DDP's model is worth after so many steps: the same steps, taken by every rank for all ranks."""
-    model, size = workload.model(), dist.get_world_size()
+def quality_of_ddp(workload: Workload, hosts: int, steps: int) -> float:
+    """What DDP's model is worth after so many steps: the same steps, taken here for all ranks."""
+    model = workload.model()
     optimizer = workload.optimizer(model)
     for step in range(steps):
         optimizer.zero_grad()
-        for rank in range(size):
-            (workload.loss(model, workload.batch(step, rank, size)) / size).backward()
+        for rank in range(hosts):
+            (workload.loss(model, workload.batch(step, rank, hosts)) / hosts).backward()
         optimizer.step()
     return workload.evaluate(model)
 
@@ -152,7 +152,7 @@ def main() -> None:
     say(
         f"severity {severity(parameters, args.rate * 1e6 / 8, computing):.3g}: computing {1000 * computing:.0f} ms a step"
     )
-    target = quality_of_ddp(workload, args.steps)
+    target = quality_of_ddp(workload, dist.get_world_size(), args.steps)
     say(
         f"ddp: {target:.4f} after {args.steps} steps in {args.steps * dense:.0f} s, by arithmetic: {args.steps} times the median "
         f"of {args.ddp_steps} of its steps, {dense:.2f} s; utilisation {computing / dense:.3f}"

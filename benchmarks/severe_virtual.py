@@ -15,11 +15,12 @@ import statistics
 from dataclasses import dataclass
 
 import torch
+from severe import quality_of_ddp
 from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.bench.workloads import Workload
-from gossamer.costs import from_flags
+from gossamer.costs import Cluster, from_flags
 from gossamer.planning.baselines import ddp
 from gossamer.planning.measured_model import measure
 from gossamer.planning.model_cost import ModelCost
@@ -48,18 +49,6 @@ class Found:
     sent: float  # bytes of a rank and step
 
 
-def quality_of_ddp(task: Workload, hosts: int, steps: int) -> float:
-    """What DDP's model is worth after so many steps."""
-    model = task.model()
-    optimizer = task.optimizer(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        for rank in range(hosts):
-            (task.loss(model, task.batch(step, rank, hosts)) / hosts).backward()
-        optimizer.step()
-    return task.evaluate(model)
-
-
 def quality_of(task: Workload, models: list[dict[str, torch.Tensor]]) -> float:
     """The mean over ranks, each of which judges its own model; equal ones are judged once."""
     judge, known = task.model(), list[tuple[dict[str, torch.Tensor], float]]()
@@ -74,12 +63,13 @@ def quality_of(task: Workload, models: list[dict[str, torch.Tensor]]) -> float:
     return statistics.mean(out)
 
 
-def race(task: Workload, text: str, target: float, most: int, asked: argparse.Namespace, model: ModelCost) -> Found:
+def race(
+    task: Workload, text: str, target: float, cluster: Cluster, model: ModelCost, asked: argparse.Namespace
+) -> Found:
     """Train by a recipe on virtual ranks, keep their models at the end of each round, and judge afterwards."""
     recipe, hosts = Recipe.of(text), asked.hosts
     alone = model.forward + model.backward + model.optimizer
-    rate = 4 * model.numel / (asked.severity * alone)
-    cluster = from_flags(nodes=hosts, rate=rate, latency=LATENCY, cores=1.0)
+    most = round(asked.patience * asked.steps)
     costs = costs_on(cluster, recipe, model, None if asked.free_work else MeasuredWork())
     fleet = replicas(recipe, task.model, task.optimizer, hosts, asked.seed)
     rounds = not recipe.schedule.shape.averages_gradients
@@ -126,7 +116,8 @@ def main() -> None:
     model = measure(net, optimizer, lambda step: task.loss(net, task.batch(step - 1, 0, asked.hosts)), name=task.name)
     alone = model.forward + model.backward + model.optimizer
     rate = 4 * model.numel / (asked.severity * alone)
-    dense = ddp(model, asked.hosts).seconds(from_flags(nodes=asked.hosts, rate=rate, latency=LATENCY, cores=1.0)).step
+    cluster = from_flags(nodes=asked.hosts, rate=rate, latency=LATENCY, cores=1.0)
+    dense = ddp(model, asked.hosts).seconds(cluster).step
     target = quality_of_ddp(task, asked.hosts, asked.steps)
     print(
         f"severity {asked.severity:g}: computing {1e3 * alone:.0f} ms a step, links of {8e-6 * rate:.1f} Mbit/s; ddp: {target:.4f} after "
@@ -134,7 +125,7 @@ def main() -> None:
         flush=True,
     )
     for text in asked.recipes:
-        found = race(task, text, target, round(asked.patience * asked.steps), asked, model)
+        found = race(task, text, target, cluster, model, asked)
         print(
             f"{text:52} {'reached' if found.quality <= target else 'MISSED '} {found.quality:.4f} in {found.steps} steps, "
             f"{found.seconds / (asked.steps * alone):.3f} T, utilisation {found.utilisation:.3f}, sent {found.sent / 1e3:.1f} kB a step",
