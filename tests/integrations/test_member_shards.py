@@ -152,14 +152,8 @@ def test_a_run_in_which_no_node_is_lost_is_bit_equal_to_one_without_members(gang
 def test_nodes_of_shards_killed_at_random_moments_leave_the_others_at_work(
     learners: Callable[..., Learners], recipe: str
 ) -> None:
-    fleet, draw = Fleet(learners, recipe, nodes=3), random.Random(recipe)
-    came = 0
-    for _ in range(4):
-        time.sleep(draw.uniform(0.0, 0.3))
-        node = draw.randrange(3)
-        fleet.lose(node, draw.randrange(2), tuple({0, 1, 2} - {node}))
-        fleet.start(node)
-        came = fleet.hear(node)
+    fleet = Fleet(learners, recipe, nodes=3)
+    came = fleet.is_hit(4, random.Random(recipe))
     outcomes = ends(fleet, came + 100)
     assert all(one.model == outcomes[0].model for one in outcomes)
 

@@ -134,6 +134,17 @@ class Fleet:
         self.waits_for(sees)
         return said
 
+    def is_hit(self, times: int, draw: random.Random) -> int:
+        """Lose a node of three at a random moment and start it again, so many times; returns the step at which the last one came."""
+        came = 0
+        for _ in range(times):
+            time.sleep(draw.uniform(0.0, 0.3))
+            node = draw.randrange(3)
+            self.lose(node, draw.randrange(PER_NODE), tuple({0, 1, 2} - {node}))
+            self.start(node)
+            came = self.hear(node)
+        return came
+
     def waits_for(self, nodes: tuple[int, ...]) -> None:
         ranks = tuple(sorted(rank for node in nodes for rank in self.ranks(node)))
         wait_for(lambda: self.members.latest().ranks == ranks, 30.0, lambda: f"{self.members.latest()}")
@@ -183,14 +194,8 @@ def test_a_node_is_killed_and_comes_back_and_all_ranks_end_equal(
 def test_nodes_killed_at_random_moments_leave_the_others_at_work(
     learners: Callable[..., Learners], recipe: str
 ) -> None:
-    fleet, draw = Fleet(learners, recipe, nodes=3), random.Random(recipe)
-    came = 0
-    for _ in range(5):
-        time.sleep(draw.uniform(0.0, 0.3))
-        node = draw.randrange(3)
-        fleet.lose(node, draw.randrange(2), tuple({0, 1, 2} - {node}))
-        fleet.start(node)
-        came = fleet.hear(node)
+    fleet = Fleet(learners, recipe, nodes=3)
+    came = fleet.is_hit(5, random.Random(recipe))
     outcomes = fleet.ends(came + 200)
     assert all(one.model == outcomes[0].model for one in outcomes)
 
