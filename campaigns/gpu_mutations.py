@@ -18,6 +18,8 @@ MUTATIONS = (
     Mutation("1 generator's type", "fabrics/torch/stream.py", '"GeneratorType[Any, Any, Any]"', "GeneratorType[Any, Any, Any]", f"{RECIPES}::test_it_trains[allreduce]"),
     Mutation("2 a message on the CPU", "mixers/push_sum.py", "buffers.of(_length(x), x.device)", 'buffers.of(_length(x), torch.device("cpu"))', f"{RECIPES}::test_it_trains[sgp]"),
     Mutation("2 sends before receives", "fabrics/torch/nccl.py", "group._start_coalescing()", "pass", f"{RECIPES}::test_it_trains[sgp]"),
+    Mutation("20 a send in one group with its answer", "exchanges/gtopk.py", "send(other, sums.wire(block))", "send(other, sums.wire(block), [(other, len(chosen) * _PAIR)])", f"{RECIPES}::test_it_trains[gtopk]"),
+    Mutation("20 a search that never ends", "integrations/checks/introspection.py", "    while frame is not None and frame.f_code is not code:", "    frame = frame or sys._getframe(1)\n    while frame is not None and frame.f_code is not code:", "tests/integrations/test_introspection.py::test_a_backward_pass_may_be_the_outermost_frame[True-False]"),
     Mutation("3 rates on the CPU", "schedules/quorum.py", "copied_to(mine.rates, mine.gradient.device)", "mine.rates", f"{RECIPES}::test_it_trains[backup]"),
     Mutation("3 gradients read before they are written", "core/stream_events.py", "torch.cuda.current_stream(device).record_event()", "torch.cuda.Event()", f"{RECIPES}::test_there_are_no_races[backup]"),
     Mutation("4 the path follows the name", "fabrics/torch/endpoint.py", 'has.get("cuda") == "nccl"', 'dist.get_backend(group) == "nccl"', f"{NCCL}::test_it_trains_under_nccls_rules[qsgd() on 3 ranks, eager, undefined]"),

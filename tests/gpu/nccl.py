@@ -8,7 +8,8 @@
    everything, made at once. Lazily, the first collective makes it; and every pair of ranks that send to each other outside of a
    group makes one of its own.
 5. A send is a kernel that spins until its receive is there. What lies in one group (`_start_coalescing` to
-   `_end_coalescing`, `alltoall_base`) goes at once, in no order. Tags mean nothing.
+   `_end_coalescing`, `alltoall_base`) goes at once, in no order. Tags mean nothing. The first message from one rank to another
+   connects them, which both must do, and nothing of its group moves before all of the group are connected.
 6. No exception ever: what waits for a rank that is gone waits on, and when the watchdog's time is over, the process ends.
    Who aborts a communicator before that ends its kernels, which leave things as they are.
 """
@@ -18,6 +19,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +35,7 @@ from torch import Tensor
 TEXT = 160  # bytes that an operation is described in
 CODE = 134  # what a process ends with that the watchdog ends
 FOR_EVER = timedelta(days=1)
-_RECEIPT, _PARCEL = 1 << 20, 1 << 21  # kinds of wires, told apart by their tags
+_RECEIPT, _PARCEL, _HELLO = 1 << 20, 1 << 21, 1 << 22  # kinds of wires, told apart by their tags
 
 REDUCED = {
     torch.int8,
@@ -136,6 +138,7 @@ class Communicator:
         watchdog.end(self)
         self._queue = queue.SimpleQueue[tuple[Work, str, Callable[[], None]] | None]()
         self._under_way = list[Work]()
+        self._connected = set[tuple[int, bool]]()  # peers, and whether something is sent to them
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
         self._thread.start()
 
@@ -204,6 +207,7 @@ class Communicator:
 
     def exchange(self, postings: Sequence[Posting]) -> None:
         """One group of sends and receives. A sender waits until its receiver has come; receivers say so."""
+        self._connect({(posting.peer, posting.sends) for posting in postings} - self._connected)
         works, tags = list[Any](), dict[tuple[int, bool], int]()
         awaited = list[tuple[Any, Posting, int]]()
         for posting in postings:
@@ -220,6 +224,17 @@ class Communicator:
             works.append(self.gloo.send([posting.inner], self.ranks.index(posting.peer), _PARCEL + tag))
         for work in works:
             work.wait(FOR_EVER)
+
+    def _connect(self, new: AbstractSet[tuple[int, bool]]) -> None:
+        """Both ranks of each new connection say that they are there."""
+        works = list[Any]()
+        for peer, sends in sorted(new):
+            at = self.ranks.index(peer)
+            works.append(self.gloo.send([torch.zeros(1)], at, _HELLO + sends))
+            works.append(self.gloo.recv([torch.zeros(1)], at, _HELLO + (not sends)))
+        for work in works:
+            work.wait(FOR_EVER)
+        self._connected |= new
 
 
 class StrictGroup:

@@ -1,5 +1,6 @@
 """The doctor's ranks on the pretended device: processes of the nursery, in the place of those that a launcher starts."""
 
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -57,4 +58,9 @@ def take_part(rank: int, size: int, first: int, order: CheckSpec, folder: str, h
             file.write(line_of(event))
             file.flush()
 
-        ranks.take_part(order, Placement(rank, size, device), hear)
+        if order.shared:
+            ranks.keep_apart(number)
+        try:
+            ranks.take_part(order, Placement(rank, size, device), hear)
+        finally:
+            os.environ.pop("NCCL_HOSTID", None)  # this process serves other tests too

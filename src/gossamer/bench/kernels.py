@@ -1,7 +1,8 @@
 """How fast each kernel is beside a plain memory copy of its input.
 
-One thread. Every timing of a kernel is preceded by one of libc's memcpy on the same input, so that both see the same
-disturbances; medians within a round, the best of the rounds. A ratio of 1 means: as fast as copying the input.
+On a CPU by one thread, beside libc's memcpy; on a GPU beside a copy on the device, between events. Every timing of a kernel
+is preceded by one of the copy on the same input, so that both see the same disturbances; medians within a round, the best
+of the rounds. A ratio of 1 means: as fast as copying the input.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gossamer.kernels.forms import E4M3, INT8, any_top
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 _REPEATS = 7
+_SIDE, _PRODUCTS = 4096, 2  # of matrix products that keep a GPU busy: some 5 ms
 _KEY = (0x243F6A88, 0x85A308D3)
 
 
@@ -32,13 +34,15 @@ class KernelSpeed(NamedTuple):
     ratio_to_memcpy: float
 
 
-def measure(elements: int = 25_600_000, rounds: int = 3, only: Collection[str] = ()) -> list[KernelSpeed]:
-    """One row per kernel on the CPU, or per kernel of `only`; GB/s counts the float32 input only."""
+def measure(
+    elements: int = 25_600_000, rounds: int = 3, only: Collection[str] = (), device: torch.device | str = "cpu"
+) -> list[KernelSpeed]:
+    """One row per kernel, or per kernel of `only`; GB/s counts the float32 input only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        x = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
-        copy = _memcpy(x)
+        x = torch.randn(elements, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(device)
+        copy, timed = (_memcpy(x), _seconds) if x.device.type == "cpu" else (_device_copy(x), _device_clock(x.device))
         backend = chosen(x.device)
         rows: list[KernelSpeed] = []
         for name, call in _calls(x):
@@ -46,7 +50,7 @@ def measure(elements: int = 25_600_000, rounds: int = 3, only: Collection[str] =
                 break  # what comes after them is not even prepared
             if only and name not in only:
                 continue
-            ratio, seconds = max(_round(copy, call) for _ in range(rounds))
+            ratio, seconds = max(_round(copy, call, timed) for _ in range(rounds))
             rows.append(KernelSpeed(name, backend, elements, 4 * elements / seconds / 1e9, ratio))
         return rows
     finally:
@@ -55,7 +59,7 @@ def measure(elements: int = 25_600_000, rounds: int = 3, only: Collection[str] =
 
 def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     n = x.numel()
-    bounds, out = (0, n), torch.zeros(n, dtype=torch.float32)
+    bounds, out = (0, n), torch.zeros_like(x)
     scales = kernels.absmax(x, bounds)
     yield "absmax", lambda: kernels.absmax(x, bounds)
     wire = kernels.ternary_encode(x, bounds, scales, _KEY)
@@ -67,13 +71,13 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
     yield from _levels(x, norms, out)
     yield from _rotations(x, out)
-    tops = torch.zeros(-(-n // 128), dtype=torch.float32)
-    small = torch.zeros(n, dtype=torch.uint8)
+    tops = x.new_zeros(-(-n // 128))
+    small = x.new_zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
         steps = any_top(form)
         yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
         yield f"{name}.decode", lambda f=form: kernels.small_accumulate(small, f, 128, tops, out)
-    bits = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
+    bits = x.new_empty(kernels.sign_bytes(n), dtype=torch.uint8)
     said = kernels.sign_encode(x, bounds, 2, bits)
     yield "sign.encode", lambda: kernels.sign_encode(x, bounds, 2, bits)
     yield "sign.decode", lambda: kernels.sign_decode(bits, bounds, said, out)
@@ -85,7 +89,7 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
-    room = torch.zeros(kernels.levels_most(x.numel(), 7), dtype=torch.uint8)
+    room = x.new_zeros(kernels.levels_most(x.numel(), 7), dtype=torch.uint8)
     wire = room[: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)]
     yield "levels7.encode", lambda: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)
     yield "levels7.decode", lambda: kernels.levels_accumulate(wire, 7, 512, norms, out)
@@ -94,11 +98,11 @@ def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callab
 def _rotations(x: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     """Of whole blocks: at most 63 elements are left out."""
     x, out = (each[: x.numel() // 64 * 64] for each in (x, out))
-    key = torch.zeros(2, dtype=torch.int32)
+    key = x.new_zeros(2, dtype=torch.int32)
     for bits in (1, 2, 4):
         form = Rotation(bits, 1024)
-        scales = torch.zeros(Rotated(x.numel(), 1024).blocks, dtype=torch.float32)
-        wire = torch.zeros(plane_bytes(x.numel(), bits), dtype=torch.uint8)
+        scales = x.new_zeros(Rotated(x.numel(), 1024).blocks)
+        wire = x.new_zeros(plane_bytes(x.numel(), bits), dtype=torch.uint8)
         yield f"eden{bits}.encode", lambda f=form, s=scales, w=wire: kernels.eden_encode(x, f, _KEY, s, w)
         yield f"eden{bits}.decode", lambda f=form, s=scales, w=wire: kernels.eden_accumulate(w, f, key, s, out)
 
@@ -122,14 +126,21 @@ def _memcpy(x: Tensor) -> Callable[[], object]:
     return lambda: memcpy(target.data_ptr(), x.data_ptr(), length)
 
 
-def _round(copy: Callable[[], object], call: Callable[[], object]) -> tuple[float, float]:
+def _device_copy(x: Tensor) -> Callable[[], object]:
+    target = torch.zeros_like(x)
+    return lambda: target.copy_(x)
+
+
+def _round(
+    copy: Callable[[], object], call: Callable[[], object], timed: Callable[[Callable[[], object]], float]
+) -> tuple[float, float]:
     """(memcpy time / kernel time, kernel time), medians of alternated repeats."""
     call()
     copies: list[float] = []
     calls: list[float] = []
     for _ in range(_REPEATS):
-        copies.append(_seconds(copy))
-        calls.append(_seconds(call))
+        copies.append(timed(copy))
+        calls.append(timed(call))
     return statistics.median(copies) / statistics.median(calls), statistics.median(calls)
 
 
@@ -137,3 +148,20 @@ def _seconds(call: Callable[[], object]) -> float:
     began = time.perf_counter()
     call()
     return time.perf_counter() - began
+
+
+def _device_clock(device: torch.device) -> Callable[[Callable[[], object]], float]:
+    """Seconds that a GPU needs for a call. It is kept busy before, so that the call is queued whole when its time begins."""
+    a = torch.ones(_SIDE, _SIDE, device=device, dtype=torch.float32)
+
+    def seconds(call: Callable[[], object]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(_PRODUCTS):
+            torch.mm(a, a)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return max(begin.elapsed_time(end) / 1000, 1e-9)
+
+    return seconds

@@ -74,7 +74,7 @@ class GTopK(Exchange):
         rejects = list[_Elements]()
         for other, reads in _rounds(context.rank, context.size):
             if not reads:
-                yield from send(other, sums.wire(block), [(other, len(chosen) * _PAIR)])
+                yield from send(other, sums.wire(block))
                 break
             came = _Elements.of((yield from receive(other, len(chosen) * _PAIR)), len(chosen), block.numel)
             sums, rejected = _merge(sums, came)

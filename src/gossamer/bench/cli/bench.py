@@ -4,8 +4,9 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import typer
 from rich.table import Table
 
@@ -47,16 +48,24 @@ app = typer.Typer(help="Measure kernels, the noise of recipes, or whole steps.",
 def kernels(
     elements: Annotated[int, typer.Option(min=1024, help="Length of the float32 vector.")] = 25_600_000,
     rounds: Annotated[int, typer.Option(min=1, help="Take the best of this many medians.")] = 3,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="Where: one thread of a CPU, or the first GPU.")
+    ] = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure every kernel against libc's memcpy of the same array: GB/s of float32 input, one thread."""
+    """Measure every kernel against a copy of the same array: GB/s of float32 input, and the ratio to the copy.
+
+    On a CPU the copy is libc's memcpy, on a GPU one on the device.
+    """
     from gossamer.bench.kernels import measure
 
-    rows = [r._asdict() for r in measure(elements, rounds)]
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no GPU here; gossamer bench kernels without it measures the CPU's")
+    rows = [r._asdict() for r in measure(elements, rounds, device=device)]
     if as_json:
         print(json.dumps(rows, indent=1))
         return
-    table = Table("kernel", "backend", "GB/s", "of memcpy", box=None, pad_edge=False)
+    table = Table("kernel", "backend", "GB/s", "of a copy", box=None, pad_edge=False)
     for r in rows:
         table.add_row(r["kernel"], r["backend"], f"{r['gb_per_s']:.2f}", f"{r['ratio_to_memcpy']:.2f}")
     console().print(table)

@@ -52,7 +52,7 @@ def is_nested() -> bool:
     checkpointing calls `torch.autograd.backward` as users do. So this function searches the Python stack, at the first
     gradient of a pass.
     """
-    frame = _running(_code)
+    frame = _running(_code, sys._getframe())
     while frame is not None and getattr(frame.f_locals.get("self"), "_forward_cls", None) in not_nested:
         frame = _running(_code, frame.f_back)
     return frame is not None
@@ -64,13 +64,12 @@ def is_called_by_scaler() -> bool:
     Torch (2.6 to 2.13) offers no other way: a scaler passes no argument of its own to `optimizer.step()`, has no hooks, and
     keeps its result (`_found_inf_per_device`) to itself. It sets `grad_scale` and `found_inf` on fused optimizers only.
     """
-    frame = _running(_step_code)
+    frame = _running(_step_code, sys._getframe())
     return frame is not None and bool(frame.f_locals["self"].is_enabled())
 
 
-def _running(code: CodeType, frame: FrameType | None = None) -> FrameType | None:
-    """Return the innermost frame of the Python stack that runs this code; from `frame` on, if that is given."""
-    frame = frame or sys._getframe(1)
+def _running(code: CodeType, frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that runs this code, from `frame` outwards. On a GPU a backward pass may be the outermost."""
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame

@@ -1,4 +1,4 @@
-"""The push-sum update: a step on x, computed at z = x / w, in pieces that stay in cache between passes."""
+"""The push-sum update: a step on x, computed at z = x / w; on a CPU in pieces that stay in cache between passes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def follow(
     def number(value: float) -> Tensor:  # by a plain number GPUs would multiply with its reciprocal
         return kept.new_full((), value)
 
+    if kept.device.type != "cpu":  # where each call costs a launch
+        torch.cat([*model], out=x)
+        x.sub_(before if isinstance(before, Tensor) else kept / number(before)).add_(kept)
+        if came is not None:
+            x.add_(came)
+        torch._foreach_copy_([*model], [*x.split([piece.numel() for piece in model])])
+        torch._foreach_div_([*model], number(w))
+        return
     start = 0
     for piece in (part for whole in model for part in whole.split(_NEAR)):
         here = slice(start, start := start + piece.numel())

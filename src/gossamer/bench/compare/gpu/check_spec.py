@@ -33,6 +33,7 @@ class CheckSpec:
     subjects: tuple[str, ...]
     ranks: tuple[int, ...]  # ranks that take part
     path: Path = ""
+    shared: bool = False  # ranks share a GPU
     number: int = 0  # number of this launch
     sizes: Sizes = field(default_factory=Sizes)
 

@@ -78,7 +78,7 @@ def _read(text: str) -> str:
 
 
 def shared(places: dict[int, str]) -> str:
-    """Why NCCL cannot be used: ranks that share a GPU; empty if no ranks do."""
+    """Which ranks share a GPU, and what that means for NCCL; empty if no ranks do."""
     holders = dict[str, list[int]]()
     for rank, place in places.items():
         if place:
@@ -87,4 +87,4 @@ def shared(places: dict[int, str]) -> str:
     if not crowds:
         return ""
     said = " and ".join("ranks " + ", ".join(map(str, ranks)) for ranks in crowds)
-    return f"{said} share one GPU, which NCCL refuses; give each rank its own GPU to check it"
+    return f"{said} share one GPU, so each is a machine of its own to NCCL (NCCL_HOSTID): messages cross sockets, and take turns"

@@ -37,19 +37,21 @@ class Examination:
         )
         out += _merged(self._carry_out(CheckSpec("kernels", tuple(samples.names()), owners)))
         out += _merged(self._carry_out(CheckSpec("streams", tuple(streams.SUBJECTS), owners)))
-        return out + self._recipes(shared) + self._peers(shared)
+        if shared:
+            out.append(Finding("cards", "shared", "measured", shared))
+        return out + self._recipes(bool(shared)) + self._peers(bool(shared))
 
-    def _recipes(self, shared: str) -> list[Finding]:
+    def _recipes(self, shared: bool) -> list[Finding]:
         out, ways = list[Finding](), dict[Path, Found]()
         wanted = self.recipes or tuple(presets())
-        refused = {p: why for p in wanted if (why := recipes.refused(p))}
-        possible = tuple(p for p in wanted if recipes.ranks_needed(p) <= self.runner.size and p not in refused)
+        refused = {p: why for p in wanted if (why := recipes.refused(p, self.runner.size))}
+        possible = tuple(p for p in wanted if p not in refused)
         for way in GO:
-            why = self._why_not(way, shared)
-            if why:
-                out.append(Finding(f"recipes over {WAYS[way]}", "all", "left out", why))
+            if self.runner.size == 1:
+                out.append(Finding(f"recipes over {WAYS[way]}", "all", "left out", ALONE))
                 continue
-            ways[way] = self._carry_out(CheckSpec("recipes", possible, tuple(range(self.runner.size)), way))
+            spec = CheckSpec("recipes", possible, tuple(range(self.runner.size)), way, _apart(way, shared))
+            ways[way] = self._carry_out(spec)
             out += _merged(ways[way])
         for preset in possible if ways else ():
             fine: dict[Path, dict[int, Finding]] = {
@@ -57,23 +59,17 @@ class Examination:
             }
             if len(fine) > 1:
                 out.append(recipes.compared(preset, fine))
-        few = f"it needs more than {self.runner.size} ranks"
-        return out + [Finding("mean losses", p, "left out", refused.get(p, few)) for p in wanted if p not in possible]
+        return out + [Finding("mean losses", p, "left out", why) for p, why in refused.items()]
 
-    def _peers(self, shared: str) -> list[Finding]:
+    def _peers(self, shared: bool) -> list[Finding]:
         out, everyone = list[Finding](), tuple(range(self.runner.size))
         for way in GO[1:]:
-            if why := self._why_not(way, shared):
-                out.append(Finding(f"a killed peer over {WAYS[way]}", "all", "left out", why))
+            if self.runner.size == 1:
+                out.append(Finding(f"a killed peer over {WAYS[way]}", "all", "left out", ALONE))
                 continue
             for recipe in KILLED:  # in separate processes: one of them will end
-                out += _merged(self._carry_out(CheckSpec("peers", (recipe,), everyone, way)))
+                out += _merged(self._carry_out(CheckSpec("peers", (recipe,), everyone, way, _apart(way, shared))))
         return [replace(f, check=f.check.replace("peers", "a killed peer")) for f in out]
-
-    def _why_not(self, way: Path, shared: str) -> str:
-        if self.runner.size == 1:
-            return ALONE
-        return shared if way == "nccl" else ""
 
     def _carry_out(self, spec: CheckSpec) -> Found:
         """Run all subjects of a check, in as many launches as needed."""
@@ -86,6 +82,10 @@ class Examination:
             found |= heard.findings
             spec = replace(spec, subjects=heard.left)
         return found
+
+
+def _apart(way: Path, shared: bool) -> bool:
+    return shared and way == "nccl"
 
 
 def _merged(found: Mapping[str, Mapping[int, Finding]]) -> list[Finding]:

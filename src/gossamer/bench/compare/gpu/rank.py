@@ -17,6 +17,7 @@ from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
+from gossamer.fabrics.torch.nccl import machine
 
 BACKENDS = {"nccl": "cpu:gloo,cuda:nccl"}  # backend of the group; gloo otherwise
 WORDS = 600  # characters of another library's error that are shown
@@ -89,6 +90,11 @@ def placement_of(spec: CheckSpec) -> Placement:
     return Placement(rank, size, torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count))
 
 
+def keep_apart(rank: int) -> None:
+    """Give this rank a machine of its own in NCCL's eyes: it refuses ranks of one machine that share a GPU."""
+    os.environ["NCCL_HOSTID"] = f"{machine()} {rank}"
+
+
 def meet(spec: CheckSpec, placement: Placement) -> None:
     """Join the process group of these ranks, through the launcher's store."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -103,6 +109,8 @@ def main(text: str) -> None:
     placement = placement_of(spec)
     if placement.rank not in spec.ranks:
         return
+    if spec.shared:
+        keep_apart(placement.rank)
     if spec.path:
         meet(spec, placement)
     if take_part(spec, placement, tell) and spec.path:

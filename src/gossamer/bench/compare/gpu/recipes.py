@@ -19,7 +19,9 @@ import gossamer
 from gossamer.bench.catalogue import example
 from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Path, Placement
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.core.errors import AttachError
+from gossamer.core.binding import Binding
+from gossamer.core.bucket import Layout
+from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.hashes import hash_of
 from gossamer.integrations import Communicator
 from gossamer.integrations.checks.devices import refuse_lengths
@@ -37,6 +39,12 @@ BATCHES, BATCH, INPUTS = 64, 8, 32
 CLOSE = 0.01  # relative difference allowed between mean losses: sums in another order round differently
 MOST_WAITS = 2  # of the host for the GPU in a step: one for the finite check of the mean, one more in some recipes
 WARMING = 2  # steps in which kernels are compiled
+SETTLED = 7  # steps after which every phase of the short periods has been seen, and its tables are on the GPU
+# Whose comm threads wait all the same, and why.
+LANES_WAIT = {
+    "gradiveq": "torch's SVD asks the GPU whether it converged",
+    "auto": "each recipe it tries makes its tables",
+}
 WARNS = "called a synchronizing CUDA operation"  # as torch does in its debug mode
 
 
@@ -47,7 +55,11 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     recipe = short(subject)
     own = any("sends momentum" in part.traits for part in recipe.parts())
     own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.0 if own else 0.9)
+    own |= "own step" in recipe.schedule.traits
+    adam = (
+        recipe.update is not None and recipe.update.is_step
+    )  # its steps are as long as lr, however small the gradients
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 if adam else 0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()
     with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
@@ -55,30 +67,31 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
             while comm.step < sizes.steps:
                 if comm.step == WARMING:
                     waits.clear()
+                if comm.step == SETTLED:
+                    waits["lane"] = 0
                 losses.append(step(model, optimizer, comm, batches))
         comm.check_sync()
         with comm.consensus():
             agreed = reduce(lambda sofar, p: crc32(b"%d" % hash_of(p), sofar), model.parameters(), 0)
     told = torch.stack(losses).cpu().tolist()
-    counted = max(1, len(told) - WARMING)
     numbers: dict[str, Any] = {
         "losses": told,
         "hash": agreed,
-        "waits": waits["loop"] / counted,
-        "lane_waits": waits["lane"] / counted,
+        "waits": waits["loop"] / max(1, len(told) - WARMING),
+        "lane_waits": waits["lane"] / max(1, len(told) - SETTLED),
     }
-    wrong = _wrong(numbers, spec.path)
+    wrong = _wrong(numbers, spec.path, subject in LANES_WAIT or recipe.schedule.shape.is_async)
     says = wrong or ("" if spec.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")
     return Finding(spec.title, subject, "failed" if wrong else "passed", says, numbers)
 
 
-def _wrong(numbers: Mapping[str, Any], way: Path) -> str:
-    """What is wrong in the numbers of one rank; empty if nothing."""
+def _wrong(numbers: Mapping[str, Any], way: Path, lanes_wait: bool) -> str:
+    """What is wrong in the numbers of one rank; empty if nothing. Who answers whoever is first goes by way of the host."""
     if not all(map(isfinite, numbers["losses"])):
         return f"its losses are not finite: {_few(numbers['losses'])}"
     if numbers["waits"] > MOST_WAITS:
         return f"the host waits for the GPU {numbers['waits']:.1f} times a step"
-    if way == "nccl" and numbers["lane_waits"]:
+    if way == "nccl" and numbers["lane_waits"] and not lanes_wait:
         return f"a comm thread waits for the GPU {numbers['lane_waits']:.1f} times a step"
     return ""
 
@@ -90,16 +103,12 @@ def short(preset: str) -> Recipe:
     return make(**given) if given else example(preset)
 
 
-def ranks_needed(preset: str) -> int:
-    """Ranks a preset needs: 3 if it has backup workers, else 2."""
-    return 3 if waits_for_few(preset) else 2
-
-
-def refused(preset: str) -> str:
-    """Why a preset does not run on GPUs; empty if it does."""
+def refused(preset: str, size: int) -> str:
+    """Why a preset does not run on so many GPUs; empty if it does."""
     try:
         refuse_lengths(short(preset), torch.device("cuda"))
-    except AttachError as error:
+        short(preset).fits(Binding(size, [Layout.of({"w": (64, 64)})]))
+    except (AttachError, RecipeError) as error:
         return str(error)
     return ""
 

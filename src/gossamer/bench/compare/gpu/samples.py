@@ -102,7 +102,9 @@ def _decoded_trits(n: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    for bits, bucket in zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True):
+    """Three kinds for each length, since every kind and length is compiled anew; the lengths together take all."""
+    kinds = [*zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True)]
+    for bits, bucket in [kinds[0], *(kinds[1 + (2 * n + k) % 7] for k in range(2))]:
         for x in (values(n), spoilt(n)):
             yield bits, bucket, x, kernels.bucket_norms(x, bucket, "max")
 
