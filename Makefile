@@ -64,14 +64,16 @@ lane-computes lane-computes_early lane-crews lane-laws lane-judges: lane-%:
 lane-types:
 	@$(GIVES_WAY) $(BIN)/pyright
 
-# What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with this
-# Triton and with that of torch 2.6.
-OLDEST := $(VENV)/triton-3.2.0
+# What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with the
+# Triton of torch 2.13, which is installed, with those of torch 2.6 and 2.11, and with the newest: each is a compiler of its own.
+OTHERS := 3.2.0 3.6.0 3.9.0
 test-all: test
 	$(BIN)/python -m pytest -m slow
 	GOSSAMER_WIDE=1 $(BIN)/python -m pytest tests/kernels/test_compiled.py
-	@test -d $(OLDEST) || $(BIN)/pip install -q --disable-pip-version-check --no-deps --target $(OLDEST) triton==3.2.0
-	GOSSAMER_WIDE=1 PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest tests/kernels/test_compiled.py
+	@for v in $(OTHERS); do \
+	  test -d $(VENV)/triton-$$v || $(BIN)/pip install -q --disable-pip-version-check --no-deps --target $(VENV)/triton-$$v triton==$$v || exit 1; \
+	  GOSSAMER_WIDE=1 PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest tests/kernels/test_compiled.py || exit 1; \
+	done
 
 docs: $(VENV)/.installed
 	$(BIN)/pip install -q --disable-pip-version-check sphinx myst-parser furo
