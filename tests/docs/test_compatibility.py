@@ -20,7 +20,8 @@ def rows(head: str) -> list[list[str]]:
 def pins() -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["fast"], *extras["accelerate"], *extras["hf"], *extras["lightning"]]
+    ours = [line for name in ("fast", "gpu", "accelerate", "hf", "lightning") for line in extras[name]]
+    wanted = [line.partition(";")[0] for line in (*project["dependencies"], *ours)]
     return {name: f">={versions}" for name, versions in (line.split(">=") for line in wanted)}
 
 
