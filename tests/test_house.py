@@ -189,7 +189,7 @@ TOOL_LINES = 23_100
 SCHEDULE = 14  # members of a schedule's contract
 SEEN = 17  # members of any of the six objects that a schedule sees
 WORKER = 25  # methods, and as many attributes
-LONG = 75  # functions with more than 6 parameters: most make graphs, kernels, plans or one message of many facts
+LONG = 76  # functions with more than 6 parameters: most make graphs, kernels, plans or one message of many facts
 SMALL_FILES = 80
 
 

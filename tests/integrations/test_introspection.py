@@ -35,6 +35,7 @@ def test_a_backward_pass_may_be_the_outermost_frame(monkeypatch: pytest.MonkeyPa
     if known:
         monkeypatch.setattr(introspection, "not_nested", {Handed})
     seen, done = list[bool](), threading.Event()
-    _thread.start_new_thread(BackwardCFunction.apply, (Handed(seen, done),))
+    apply: Any = BackwardCFunction.apply
+    _thread.start_new_thread(apply, (Handed(seen, done),))
     assert done.wait(20), "the search for an outer pass did not end"
     assert seen == [nested]

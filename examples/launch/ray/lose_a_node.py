@@ -30,3 +30,5 @@ def lose() -> None:
 
 threading.Thread(target=lose, daemon=True).start()
 print(fit(folder, epochs=12).metrics)
+ray.shutdown()  # before the cluster ends, whose end would end this process with an error
+cluster.shutdown()

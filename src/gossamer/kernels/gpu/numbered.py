@@ -6,7 +6,7 @@ once with what is left of the number: the sign of the highest word that differs 
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 from functools import lru_cache
 
 import torch

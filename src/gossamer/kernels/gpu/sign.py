@@ -2,7 +2,7 @@
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 from functools import lru_cache
 from itertools import accumulate, pairwise
 

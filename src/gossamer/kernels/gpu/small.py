@@ -2,7 +2,7 @@
 
 # Triton's language is not typed Python.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportAttributeAccessIssue=false, reportReturnType=false
 import torch
 import triton
 import triton.language as tl

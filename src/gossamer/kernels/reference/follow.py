@@ -21,8 +21,9 @@ def follow(
         x.sub_(before if isinstance(before, Tensor) else kept / number(before)).add_(kept)
         if came is not None:
             x.add_(came)
-        torch._foreach_copy_([*model], [*x.split([piece.numel() for piece in model])])
-        torch._foreach_div_([*model], number(w))
+        divisor = number(w)
+        for piece, stepped in zip(model, x.split([piece.numel() for piece in model]), strict=True):
+            torch.div(stepped, divisor, out=piece)
         return
     start = 0
     for piece in (part for whole in model for part in whole.split(_NEAR)):

@@ -33,9 +33,9 @@ class CheckSpec:
     subjects: tuple[str, ...]
     ranks: tuple[int, ...]  # ranks that take part
     path: Path = ""
-    shared: bool = False  # ranks share a GPU
     number: int = 0  # number of this launch
     sizes: Sizes = field(default_factory=Sizes)
+    shared: bool = False  # ranks share a GPU
 
     @property
     def title(self) -> str:

@@ -50,7 +50,7 @@ class Examination:
             if self.runner.size == 1:
                 out.append(Finding(f"recipes over {WAYS[way]}", "all", "left out", ALONE))
                 continue
-            spec = CheckSpec("recipes", possible, tuple(range(self.runner.size)), way, _apart(way, shared))
+            spec = CheckSpec("recipes", possible, tuple(range(self.runner.size)), way, shared=_apart(way, shared))
             ways[way] = self._carry_out(spec)
             out += _merged(ways[way])
         for preset in possible if ways else ():
@@ -68,7 +68,9 @@ class Examination:
                 out.append(Finding(f"a killed peer over {WAYS[way]}", "all", "left out", ALONE))
                 continue
             for recipe in KILLED:  # in separate processes: one of them will end
-                out += _merged(self._carry_out(CheckSpec("peers", (recipe,), everyone, way, _apart(way, shared))))
+                out += _merged(
+                    self._carry_out(CheckSpec("peers", (recipe,), everyone, way, shared=_apart(way, shared)))
+                )
         return [replace(f, check=f.check.replace("peers", "a killed peer")) for f in out]
 
     def _carry_out(self, spec: CheckSpec) -> Found:
