@@ -13,6 +13,7 @@ takes, for T and for utilisation, computing over the recipe's mean step. A proce
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ LINE_UP = (
     "sparse_loco(places='rice')",
 )
 ALONE_STEPS = 40
+OptimizerOf = Callable[[nn.Module], torch.optim.Optimizer]
 
 
 @dataclass
@@ -88,10 +90,10 @@ def slowest(seconds: float) -> float:
     return float(taken)
 
 
-def quality_of_ddp(workload: Workload, hosts: int, steps: int) -> float:
+def quality_of_ddp(workload: Workload, optimizer_of: OptimizerOf, hosts: int, steps: int) -> float:
     """What DDP's model is worth after so many steps: the same steps, taken here for all ranks."""
     model = workload.model()
-    optimizer = workload.optimizer(model)
+    optimizer = optimizer_of(model)
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(hosts):
@@ -152,7 +154,7 @@ def main() -> None:
     say(
         f"severity {severity(parameters, args.rate * 1e6 / 8, computing):.3g}: computing {1000 * computing:.0f} ms a step"
     )
-    target = quality_of_ddp(workload, dist.get_world_size(), args.steps)
+    target = quality_of_ddp(workload, workload.optimizer, dist.get_world_size(), args.steps)
     say(
         f"ddp: {target:.4f} after {args.steps} steps in {args.steps * dense:.0f} s, by arithmetic: {args.steps} times the median "
         f"of {args.ddp_steps} of its steps, {dense:.2f} s; utilisation {computing / dense:.3f}"

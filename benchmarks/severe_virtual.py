@@ -15,7 +15,7 @@ import statistics
 from dataclasses import dataclass
 
 import torch
-from severe import quality_of_ddp
+from severe import OptimizerOf, quality_of_ddp
 from torch import nn
 
 from gossamer.bench import workloads
@@ -63,6 +63,18 @@ def quality_of(task: Workload, models: list[dict[str, torch.Tensor]]) -> float:
     return statistics.mean(out)
 
 
+def at_rate(task: Workload, multiple: float) -> OptimizerOf:
+    """The workload's optimizer at a multiple of its learning rate."""
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = task.optimizer(model)
+        for group in made.param_groups:
+            group["lr"] *= multiple
+        return made
+
+    return optimizer
+
+
 def race(
     task: Workload, text: str, target: float, cluster: Cluster, model: ModelCost, asked: argparse.Namespace
 ) -> Found:
@@ -71,7 +83,7 @@ def race(
     alone = model.forward + model.backward + model.optimizer
     most = round(asked.patience * asked.steps)
     costs = costs_on(cluster, recipe, model, None if asked.free_work else MeasuredWork())
-    fleet = replicas(recipe, task.model, task.optimizer, hosts, asked.seed)
+    fleet = replicas(recipe, task.model, at_rate(task, asked.lr), hosts, asked.seed)
     rounds = not recipe.schedule.shape.averages_gradients
     models = dict[int, list[dict[str, torch.Tensor]]]()
 
@@ -105,11 +117,12 @@ def main() -> None:
     parser.add_argument(
         "--judge", type=int, default=10, help="steps between two looks at a model that is averaged at every step"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of data, models and what recipes draw")
+    parser.add_argument("--lr", type=float, default=1.0, help="of DDP and recipes, a multiple of the workload's")
     parser.add_argument("--free-work", action="store_true", help="charge nothing for encoding")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    task = workloads.get(asked.workload)
+    task = workloads.get(asked.workload, seed=asked.seed)
     task.prepare()
     net = task.model()
     optimizer = task.optimizer(net)
@@ -118,7 +131,7 @@ def main() -> None:
     rate = 4 * model.numel / (asked.severity * alone)
     cluster = from_flags(nodes=asked.hosts, rate=rate, latency=LATENCY, cores=1.0)
     dense = ddp(model, asked.hosts).seconds(cluster).step
-    target = quality_of_ddp(task, asked.hosts, asked.steps)
+    target = quality_of_ddp(task, at_rate(task, asked.lr), asked.hosts, asked.steps)
     print(
         f"severity {asked.severity:g}: computing {1e3 * alone:.0f} ms a step, links of {8e-6 * rate:.1f} Mbit/s; ddp: {target:.4f} after "
         f"{asked.steps} steps of {dense:.1f} s, {dense / alone:.0f} T, utilisation {alone / dense:.3f}",
