@@ -1,6 +1,7 @@
 """A rank is frozen in the midst of an average, counted as lost, and wakes up: what it gave to the old average meets nobody."""
 
 import os
+import random
 import signal
 import time
 import warnings
@@ -25,9 +26,11 @@ pytestmark = pytest.mark.gang
 
 FROZEN_AT = 24  # the step of the average: the end of a round of 4, 6 and 8 steps
 PAST = FROZEN_AT + 10
-SILENCE, LONG = 4.0, 240.0  # seconds; a busy machine may take long, but what a test waits for comes
+SILENCE, SHORT, LONG = 4.0, 10.0, 240.0  # seconds; a busy machine may take long, but what a test waits for comes
 SLEEPER = 2
 BEFORE, BETWEEN, AFTER, BUFFERS = "before its messages", "between two messages", "after its messages", "sharing buffers"
+STOPPED = "with an answer that its program has not got yet"
+CONSENSUS, LOOKS_AT = "in the consensus", FROZEN_AT + 2
 
 
 class Average(NamedTuple):
@@ -58,13 +61,21 @@ def freeze(moment: str, step: int) -> None:
         done.append(here)
         if done.count(moment) == 1 and here == moment:
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(0.1)  # the signal has come
 
     def crossing(driver: NetworkDriver, group: Any, verb: Any, handle: Any) -> Any:
         if handle.step == step and handle.by_itself:
             reaches(BUFFERS)
         elif handle.step == step:
             reaches(BETWEEN if BEFORE in done else BEFORE)
-        return cross(driver, group, verb, handle)
+        if handle.step == LOOKS_AT and handle.label == "comm.consensus":
+            reaches(CONSENSUS)
+        answer = cross(driver, group, verb, handle)
+        if handle.step == step and not handle.by_itself and STOPPED not in done:
+            reaches(STOPPED)
+            if moment == STOPPED:
+                handle.lane.halt.wait(LONG)
+        return answer
 
     def driving(driver: NetworkDriver, handle: Any, halt: Any) -> Any:
         result = drive(driver, handle, halt)
@@ -104,12 +115,13 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, moment: 
     model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     note_averages(notes)
-    if moment:
+    if rank == SLEEPER:
         freeze(moment, FROZEN_AT)
     warnings.simplefilter("ignore", RuntimeWarning)
     try:
         buffers = "local" if "decoupled" in recipe else "average"
-        comm = gossamer.attach(model, optimizer, recipe, group, deadline=LONG, buffers=buffers)
+        deadline = SHORT if moment == STOPPED else LONG
+        comm = gossamer.attach(model, optimizer, recipe, group, deadline=deadline, buffers=buffers)
         pipe.send(comm.step)
         steps, until = [comm.step], None
         while until is None or comm.step < until:
@@ -117,10 +129,13 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, moment: 
             optimizer.zero_grad()
             (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
             optimizer.step()
+            if moment == CONSENSUS and comm.step == LOOKS_AT:
+                with comm.consensus():
+                    pass
             steps.append(comm.step)
             if comm.step == PAST:
                 group.store.raise_flag(f"past/{rank}", "")
-            until = until or ends_at(group, rank, comm.step)
+            until = until or ends_at(group, rank, comm)
             time.sleep(0.005)
         if not comm.recipe.schedule.shape.is_async:
             comm.check_sync()  # compares anchors too
@@ -133,10 +148,10 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, moment: 
         pipe.send(error)
 
 
-def ends_at(group: Members, rank: int, step: int) -> int | None:
-    """The step at which all end. Rank 0 says it in time: no rank is a whole round ahead of it."""
-    if rank == 0 and group.store.flag_is_up("enough") and not group.store.flag_is_up("until"):
-        group.store.raise_flag("until", str((step // 24 + 3) * 24 + 2))
+def ends_at(group: Members, rank: int, comm: gossamer.Communicator) -> int | None:
+    """The step at which all end. Rank 0 says it once all are there, and in time: no rank is a whole round ahead of it."""
+    if rank == 0 and len(comm.present) == comm.size and group.store.flag_is_up("enough"):
+        group.store.raise_flag("until", str((comm.step // 24 + 3) * 24 + 2))
     return int(group.store.read(["until"])[0]) if group.store.flag_is_up("until") else None
 
 
@@ -152,7 +167,7 @@ class Sleepers:
         self._store = hold()
         self.all, self.members = learners(3, self._store.port, recipe, SILENCE), Members(self._store, 0, 3)
         for rank in range(3):
-            self.all.start(rank, dies=moment if rank == SLEEPER else "")
+            self.all.start(rank, dies=moment)
         for rank in range(3):
             assert self.all.hear(rank, LONG) == 0
 
@@ -213,6 +228,8 @@ CASES = [
     *((recipe, moment) for recipe in (*ROUNDS, *AT_EVERY_STEP, *IN_FLIGHT) for moment in (BEFORE, AFTER)),
     *((recipe, BETWEEN) for recipe in ("scatter(qsgd()) + local_sgd(4)", "scatter(qsgd())")),
     *((recipe, BUFFERS) for recipe in ("local_sgd(4)", "topk")),
+    *((recipe, STOPPED) for recipe in ("local_sgd(4)", "topk")),
+    *((recipe, CONSENSUS) for recipe in ("local_sgd(4)", "streaming_diloco(8, delay=8)", "sgp")),
     *(("decoupled_diloco(4)", moment) for moment in (BEFORE, BETWEEN, AFTER)),
 ]
 
@@ -226,8 +243,29 @@ def test_a_rank_that_froze_in_an_average_wakes_and_takes_what_the_others_have(
     crew = Sleepers(learners, recipe, moment)
     crew.stands_still(SLEEPER)
     wait_for(lambda: crew.members.store.are_there(["past/0", "past/1"]), LONG)
+    if moment == STOPPED:
+        time.sleep(SHORT)  # then it notices at once that it has heard nothing, and stops its comm thread
     crew.wakes(SLEEPER)
     outcomes = crew.end()
     check_steps(outcomes, SLEEPER)
     if recipe in (*ROUNDS, *IN_FLIGHT):
         check_averages(outcomes, exact=recipe in ROUNDS and "qsgd" not in recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe", ["topk", "scatter(qsgd())", "slowmo(4)", "diloco(8)", *IN_FLIGHT, "sgp", "decoupled_diloco(4)"]
+)
+def test_ranks_that_freeze_at_random_moments_come_back(learners: Callable[..., Learners], recipe: str) -> None:
+    crew, draw = Sleepers(learners, recipe), random.Random(recipe)
+    for _ in range(3):
+        time.sleep(draw.uniform(0.5, 1.5))
+        rank = draw.randrange(3)
+        os.kill(crew.all.processes[rank].pid, signal.SIGSTOP)
+        crew.stands_still(rank)
+        time.sleep(draw.uniform(0.0, 1.0))
+        crew.wakes(rank)
+    outcomes = crew.end()
+    assert all(one.present == (0, 1, 2) and one.model == outcomes[0].model for one in outcomes)
+    if recipe in (*ROUNDS, *IN_FLIGHT):
+        check_averages(outcomes, exact=recipe in ROUNDS)

@@ -285,7 +285,7 @@ class Communicator:
             return
         with self._during("consensus"):
             self._steps.settle_local()
-        own = consensus.remember(self.model)
+        own, life = consensus.remember(self.model), self.fabric.present.life
         try:
             with self._during("consensus"):
                 self._swap_in(own)
@@ -293,7 +293,8 @@ class Communicator:
             yield
         finally:
             self.shows_consensus = False
-            consensus.restore(self.model, own)
+            if self.fabric.present.life == life:  # else the others have counted this rank as lost, and it has their model now
+                consensus.restore(self.model, own)
 
     @contextlib.contextmanager
     def leaving_at(self, seconds: float) -> Generator[None, None, None]:
