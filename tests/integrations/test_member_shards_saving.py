@@ -58,7 +58,7 @@ def die_in_the_save(comm: gossamer.Communicator) -> None:
 
 
 def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
-    """A user's loop on data that step and seat name; `how` names the node, the folder, and whether this rank dies in a save."""
+    """A user's loop; data follow from step and node. `how` names the node, the folder, and whether this rank dies in a save."""
     torch.set_num_threads(1)
     node, folder, end = how.split(" ")
     local = rank % PER_NODE
@@ -77,7 +77,7 @@ def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float,
         began, first = comm.step, flat(model)
         while comm.step < LAST:
             optimizer.zero_grad()
-            loss_of(model, comm.rank // PER_NODE, comm.step + 1).backward()
+            loss_of(model, comm.present.index(comm.rank), comm.step + 1).backward()
             optimizer.step()
             if comm.step % EVERY == 0:
                 gossamer.checkpoint.save(comm, f"{folder}/step{comm.step}", {"size": len(comm.present)})
@@ -133,6 +133,8 @@ def test_a_node_dies_in_the_save_and_the_others_write_it_anew(
 ) -> None:
     outcomes = run(learners, recipe, tmp_path, nodes=3, dies=True)
     assert all(len(one.present) == 2 for one in outcomes)
+    (tmp_path / "step10").rename(tmp_path.parent / f"{tmp_path.name}-step10")
     again = run(learners, recipe, tmp_path)
     for one in again:
-        assert (one.resumed, one.began) == (f"resumed from {tmp_path}/step10", 10)
+        assert (one.resumed, one.began) == (f"resumed from {tmp_path}/step{EVERY}", EVERY)
+    assert [one.model for one in again] == [one.model for one in outcomes]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gang
 
 FAR = 12  # steps before a rank dies
 SILENCE = 3.0
-LONG = 240.0  # seconds; a busy machine may take long, but what a test waits for comes
+LIMIT = 240.0  # seconds; a busy machine may take long, but what a test waits for comes
 
 
 class Outcome(NamedTuple):
@@ -104,7 +104,7 @@ class Crew:
         self.waits_for([r for r in range(self.size) if r != rank])
 
     def waits_for(self, ranks: list[int]) -> None:
-        wait_for(lambda: self.members.latest().ranks == tuple(ranks), LONG, lambda: f"{self.members.latest()}")
+        wait_for(lambda: self.members.latest().ranks == tuple(ranks), LIMIT, lambda: f"{self.members.latest()}")
 
     def comes(self, rank: int) -> int:
         self.all.start(rank, dies=self.how)
@@ -116,7 +116,7 @@ class Crew:
         """End at a step, or some steps after rank 0 has heard of it, and all are there."""
         flag, text = ("enough", "") if at is None else ("until", str(at))
         self.members.store.raise_flag(flag, text)
-        outcomes = [self.all.hear(rank, LONG) for rank in ranks or range(self.size)]
+        outcomes = [self.all.hear(rank, LIMIT) for rank in ranks or range(self.size)]
         assert all(isinstance(each, Outcome) for each in outcomes), outcomes
         return outcomes
 

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
     steps: list[int]
     model: list[float]
-    presences: list[tuple[Sequence[int], Sequence[int]]]  # who was lost, and who came back
+    presences: Sequence[tuple[Sequence[int], Sequence[int]]]  # who was lost, and who came back
     present: tuple[int, ...]
     dropped: int
     averages: list[Average]
