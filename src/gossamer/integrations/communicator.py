@@ -347,6 +347,10 @@ class Communicator:
         regrouping = self._steps.regrouping
         return regrouping is not None and regrouping.came_before == self.worker.step
 
+    def take_part(self) -> None:
+        """Take part in the rest of a step of others, where this rank was counted as lost and has just taken their state."""
+        self._steps.take_part()
+
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
         self._meter.saved(path, seconds)

@@ -43,6 +43,7 @@ class JointConsensus:
                 self._outlive(failure)
                 if self._has and not self._is_anew:
                     self._return()
+        self._steps.take_part()  # the others may be in the midst of a step
 
     @property
     def _is_anew(self) -> bool:

@@ -113,6 +113,7 @@ def save_among_members(comm: "Communicator", path: str | Path, attempt: Callable
         try:
             attempt()
         except MembersChanged:
+            comm.take_part()
             continue
         return written(path)
 
