@@ -1,4 +1,4 @@
-"""A rank is frozen in the midst of an average, counted as lost, and wakes up: what it gave to the old average meets nobody."""
+"""A rank is frozen in the midst of an average, counted as lost, and wakes up: what it gave then meets nobody."""
 
 import os
 import random
@@ -51,6 +51,7 @@ class Outcome(NamedTuple):
     present: tuple[int, ...]
     dropped: int
     averages: list[Average]
+    gave: list[tuple[int, list[float]]]  # at which step, and what
 
 
 def freeze(moment: str, step: int) -> None:
@@ -86,13 +87,14 @@ def freeze(moment: str, step: int) -> None:
     NetworkDriver._cross, NetworkDriver.drive = crossing, driving  # type: ignore[method-assign]
 
 
-def note_averages(notes: list[Average]) -> None:
-    """Note each average of values that are launched and landed."""
+def note_averages(notes: list[Average], gave: list[tuple[int, list[float]]]) -> None:
+    """Note what is launched, and each average that is landed."""
     launch, land, given = Averaging.launch, Averaging.land, dict[int, tuple[int, int, list[float]]]()
 
     def launching(self: Averaging, which: Sequence[int], values: Sequence[Tensor], over: Any = None) -> Program[None]:
         for index, value in zip(which, values, strict=True):
             given[index] = self.taken, self._worker.step, value.tolist()
+            gave.append(given[index][1:])
         yield from launch(self, which, values, over)
 
     def landing(self: Averaging, which: Sequence[int]) -> Program[list[Tensor] | None]:
@@ -111,10 +113,10 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, moment: 
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    group, notes = gossamer.members(silence), list[Average]()
+    group, notes, gave = gossamer.members(silence), list[Average](), list[tuple[int, list[float]]]()
     model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    note_averages(notes)
+    note_averages(notes, gave)
     if rank == SLEEPER:
         freeze(moment, FROZEN_AT)
     warnings.simplefilter("ignore", RuntimeWarning)
@@ -142,13 +144,13 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, moment: 
         comm.finish()
         presences = [(p.lost, p.back) for p in comm.ledger.presences]
         flat = torch.cat([p.detach().view(-1) for p in model.parameters()]).tolist()
-        pipe.send(Outcome(steps, flat, presences, comm.present, dropped, notes))
+        pipe.send(Outcome(steps, flat, presences, comm.present, dropped, notes, gave))
     except GossamerError as error:
         pipe.send(error)
 
 
 def ends_at(group: Members, rank: int, comm: gossamer.Communicator) -> int | None:
-    """The step at which all end. Rank 0 says it once all are there, and in time: no rank is a whole round ahead of it."""
+    """The step at which all end. Rank 0 says it once all are there, in time: no rank is a whole round ahead."""
     if rank == 0 and len(comm.present) == comm.size and group.store.flag_is_up("enough"):
         group.store.raise_flag("until", str((comm.step // 24 + 3) * 24 + 2))
     return int(group.store.read(["until"])[0]) if group.store.flag_is_up("until") else None
@@ -190,12 +192,15 @@ class Sleepers:
 
 
 def check_averages(outcomes: Sequence[Outcome], exact: bool) -> None:
-    """All who have an average have the same mean; an exact one is that of what they gave at that very step, and of nothing else."""
+    """All who have an average have the same mean; an exact one is that of what they gave at that very step."""
     found = dict[tuple[int, int], list[Average]]()
     for one in outcomes:
         for each in one.averages:
             found.setdefault((each.step, each.bucket), []).append(each)
     assert found
+    for one in outcomes:  # what is given to the average of a step is given to no other one
+        steps = {(step, tuple(values)) for step, values in one.gave if any(values)}
+        assert len(steps) == len({values for _, values in steps})
     for (step, _), same in found.items():
         assert all(each.mean == same[0].mean for each in same), step
         if exact:
@@ -204,7 +209,7 @@ def check_averages(outcomes: Sequence[Outcome], exact: bool) -> None:
 
 
 def check_steps(outcomes: Sequence[Outcome], sleeper: int, gossip: bool) -> None:
-    """The others' steps go on one by one; who was frozen goes on where they are. In gossip, who is behind goes on with the others."""
+    """The others' steps go on one by one, but that in gossip who is behind goes on with those ahead."""
     for rank, one in enumerate(outcomes):
         assert one.present == (0, 1, 2)
         assert one.model == outcomes[0].model
