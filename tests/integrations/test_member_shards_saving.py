@@ -58,7 +58,7 @@ def die_in_the_save(comm: gossamer.Communicator) -> None:
 
 
 def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
-    """A user's loop; data follow from step and node. `how` names the node, the folder, and whether this rank dies in a save."""
+    """A user's loop; data follow from step and node. `how`: the node, the folder, and whether this rank dies in a save."""
     torch.set_num_threads(1)
     node, folder, end = how.split(" ")
     local = rank % PER_NODE
