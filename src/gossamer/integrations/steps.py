@@ -364,7 +364,7 @@ class StepLoop:
             self.on_new_channels()
 
     def _forget_the_rest(self) -> None:
-        """Forget the rest of a step: this rank has another's state, for it stood still for long, or was behind and could not be led on."""
+        """Forget the rest of a step: this rank has another's state, for it stood still, or was behind and could not be led on."""
         self.stage, self.worker.assigned = 0, False
         self.worker.discard()
         self.shared.let_go()

@@ -92,9 +92,7 @@ class Reunion:
         life = self._fabric.present.life
         while True:
             self._fabric.regroup(failure)
-            if (
-                self._fabric.present.life != life
-            ):  # counted as lost: what it was at is over, even if the answer has come
+            if self._fabric.present.life != life:  # counted as lost: what it was at is over
                 last = None
             try:
                 return self._say(last, ranks)
