@@ -15,7 +15,7 @@ from gossamer.checkpoints.folder import Folder, read, write
 from gossamer.checkpoints.tree import clear, digest, pack
 from gossamer.core.errors import CheckpointError, PeerError
 from gossamer.core.schedule import TrainsElsewhere
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.integrations.checkpoint_reading import (
     ORDER,
     Attached,
@@ -36,7 +36,6 @@ from gossamer.integrations.saving import (
     Saving,
     begin,
     refuse_among_members,
-    refuse_shards_of_members,
     run_to_its_end,
     save_among_members,
     unfinished,
@@ -97,7 +96,13 @@ def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | 
         if any(one["holds"] == comm.worker.step for one in held):
             return
         entries = _collect(comm, path, extra, order)
-        run_to_its_end(comm.fabric, _write(comm, path, entries, "comm"), comm.step)
+        writes = _write(comm, path, entries, "comm")
+        if (
+            comm.is_sharded
+        ):  # the shards of a node ask one another after each request, whether all of them have its answer
+            comm.fabric.run(writes)
+        else:
+            run_to_its_end(comm.fabric, writes, comm.step)
     comm.took_to_save(path, time.monotonic() - began, is_over=True)
 
 
@@ -134,8 +139,6 @@ def load(
             f"rank {comm.fabric.rank} has come to members that are at work, and has their state already: load a checkpoint where all "
             "start together, or call checkpoint.resume, which loads none here"
         )
-    if isinstance(comm, Communicator):
-        refuse_shards_of_members(comm)
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
         if public_only:
             return _load_public(comm, path, key, order)
@@ -173,7 +176,6 @@ def resume(comm: Communicator, folder: str | Path, *, order: DataOrder | None = 
     """
     if comm.worker.ranks.present.joins:
         return Resumed(str(folder), None, {}, (), joined=True)
-    refuse_shards_of_members(comm)
     held = dict[str, Any]()
     with comm.fabric.during("checkpoint.resume", comm.step):
         _together(comm, lambda: held.update(_held_in(Path(folder))))
@@ -305,12 +307,18 @@ def gathered(comm: Attached, facts: dict[str, Any]) -> list[dict[str, Any]]:
 def _told(comm: Attached, facts: dict[str, Any], lane: str, step: int) -> Program[list[dict[str, Any]]]:
     replica = comm.worker.replica
     try:
-        same_shard = [facts] if comm.worker.size == 1 else (yield from tell(facts, comm.worker.device, LIMIT))
+        same_shard = yield from comm.worker.jointly(_told_by_same_shard(comm, facts))
+    except MembersChanged:
+        raise
     except PeerError:
         replica.close()  # other shards wait for this one, which cannot answer any more
         raise
     by_shard = replica.told(same_shard, LABEL, step, lane)
-    return [shard[rank] for rank in range(comm.worker.size) for shard in by_shard]
+    return [shard[rank] for rank in range(len(same_shard)) for shard in by_shard]
+
+
+def _told_by_same_shard(comm: Attached, facts: dict[str, Any]) -> Program[list[dict[str, Any]]]:
+    return [facts] if comm.worker.size == 1 else (yield from tell(facts, comm.worker.device, LIMIT))
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:

@@ -285,7 +285,7 @@ class Communicator:
             return
         with self._during("consensus"):
             self._steps.settle_local()
-        own = consensus.remember(self.model)
+        own, life = consensus.remember(self.model), self.fabric.present.life
         try:
             with self._during("consensus"):
                 self._swap_in(own)
@@ -293,7 +293,10 @@ class Communicator:
             yield
         finally:
             self.shows_consensus = False
-            consensus.restore(self.model, own)
+            if (
+                self.fabric.present.life == life
+            ):  # else the others have counted this rank as lost, and it has their model now
+                consensus.restore(self.model, own)
 
     @contextlib.contextmanager
     def leaving_at(self, seconds: float) -> Generator[None, None, None]:
@@ -343,6 +346,10 @@ class Communicator:
         """True if ranks have come to `members()` since the last step; they are about to take the next one."""
         regrouping = self._steps.regrouping
         return regrouping is not None and regrouping.came_before == self.worker.step
+
+    def take_part(self) -> None:
+        """Take part in the rest of a step of others, where this rank was counted as lost and has just taken their state."""
+        self._steps.take_part()
 
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""

@@ -27,19 +27,28 @@ class JointConsensus:
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
         self._kept, self._outlive = dict(own), outlive
         self._has = False  # True once the model is the consensus; then `_kept` is that
+        self._life = steps.fabric.present.life
 
     def swap_in(self) -> None:
-        while True:
+        """Returns with the model of the others where this rank was counted as lost meanwhile: they have ended this without it."""
+        while not self._is_anew:
             try:
                 if self._attempt_jointly():
                     return
             except MembersChanged:
-                self._return()
+                if not self._is_anew:
+                    self._return()
             except PeerError as failure:
                 self._return()
                 self._outlive(failure)
-                if self._has:
+                if self._has and not self._is_anew:
                     self._return()
+        self._steps.take_part()  # the others may be in the midst of a step
+
+    @property
+    def _is_anew(self) -> bool:
+        """True if the others have counted this rank as lost, and it has come back to them."""
+        return self._fabric.present.life != self._life
 
     def _attempt_jointly(self) -> bool:
         """Attempt it on all ranks that hold this replica; the vote of one that is lost is lost on all."""

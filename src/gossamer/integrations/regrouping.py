@@ -133,6 +133,7 @@ class Regrouping:
         if any(takes):
             how = Handover(giver, takes[worker.rank], not comes)
             yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
+        worker.averaging.taken += takes[worker.rank]
         if takes[worker.rank] and worker.averaging.resumes:
             worker.averaging.take_part_in(everyone[giver]["lost"], everyone[giver]["flights"])
         if self._mixes:

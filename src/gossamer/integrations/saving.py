@@ -98,19 +98,10 @@ def refuse_among_members(comm: "Communicator", wait: bool) -> None:
             f"checkpoint.save under members() with {comm.recipe}: its ranks are never at one step; save one file per rank, "
             "torch.save({'model': model.state_dict(), 'optimizer': optimizer.state_dict()}, ...)"
         )
-    refuse_shards_of_members(comm)
     if not wait:
         raise CheckpointError(
             "checkpoint.save(wait=False) under members(): a comm thread of its own would have to be opened on ranks that come later; "
             "leave wait out"
-        )
-
-
-def refuse_shards_of_members(comm: "Communicator") -> None:
-    if comm.is_sharded and comm.fabric.members is not None:
-        raise CheckpointError(
-            "gossamer.checkpoint under members() with a model that FSDP2 shards is not supported yet: nodes hold equal models, so let one of "
-            "them save by torch.distributed.checkpoint, over its own process group, and all load that before attach"
         )
 
 
@@ -122,6 +113,7 @@ def save_among_members(comm: "Communicator", path: str | Path, attempt: Callable
         try:
             attempt()
         except MembersChanged:
+            comm.take_part()
             continue
         return written(path)
 

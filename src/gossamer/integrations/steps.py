@@ -120,10 +120,22 @@ class StepLoop:
 
     def take_part(self) -> None:
         """Take part in the rest of a step that the others are in the midst of, and whose beginning this rank has taken over."""
-        stage, self.regrouping_rest = self.regrouping_rest, 0
-        if not stage:
-            return
-        self.stage = stage
+        averaging = self.worker.averaging
+        while stage := self.regrouping_rest:
+            self.stage, self.regrouping_rest = stage, 0
+            taken = averaging.taken
+            try:
+                self._go_through(stage)
+            except MembersChanged:
+                if averaging.taken == taken:
+                    raise
+                self._forget_the_rest()  # it was lost once more, and has the state of others again
+                continue
+            self.worker.end_step(True)
+            self.stage = 0
+
+    def _go_through(self, stage: int) -> None:
+        """The rest of a step, from where its optimizers have stepped, or from where its schedule has ended."""
         if stage == 1:
             steps = self.worker.steps()
             self._wait_for(until_optimizer_step(steps))
@@ -131,8 +143,6 @@ class StepLoop:
         elif self.worker.averaging.resumes:
             self.worker.assigned = True  # the others share buffers, since they have assigned the model
         self._share_buffers()
-        self.worker.end_step(True)
-        self.stage = 0
 
     @property
     def regrouping_rest(self) -> int:
@@ -333,18 +343,19 @@ class StepLoop:
         self._note(StepEvent.END)
         assert steps is not None
         buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.shape.averages_gradients
-        self.stage = 1
+        self.stage, taken = 1, self.worker.averaging.taken
         try:
             self._wait_for(after_optimizer_step(steps, descended))
             self.stage = 2
             if share and self.fabric.size > 1:
                 self._share_buffers()
         except MembersChanged:
-            if self.worker.averaging.resumes:
-                self._begin_anew()
-                return
             if self.worker.recipe.schedule.shape.outlasts != "models":  # else they are equal now, and the step is over
-                raise
+                if self.worker.averaging.taken == taken:
+                    raise
+                self._forget_the_rest()
+                self.take_part()
+                return
         self.shared.let_go()
         self.worker.end_step(descended)
         self.stage = 0
@@ -352,12 +363,11 @@ class StepLoop:
         if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
             self.on_new_channels()
 
-    def _begin_anew(self) -> None:
-        """Forget the rest of a step: this rank stood still for so long that it has come anew, and has the others' state."""
+    def _forget_the_rest(self) -> None:
+        """Forget the rest of a step: this rank has another's state, for it stood still, or was behind and could not be led on."""
         self.stage, self.worker.assigned = 0, False
         self.worker.discard()
         self.shared.let_go()
-        self.take_part()
 
     def _share_buffers(self) -> None:
         """Share buffers where models are equal now; again, if the members change meanwhile."""

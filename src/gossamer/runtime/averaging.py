@@ -43,7 +43,8 @@ class Averaging:
         self.keeps = False
         # If true, averages in flight run again by themselves when the members have met, with what each rank gave.
         self.resumes = False
-        self.taken = 0  # how often this rank has taken another's state, with what that has in flight
+        # How often this rank has taken another's state, with what that has in flight: what it gave before belongs to no one.
+        self.taken = 0
         self.renews = set[int]()  # buckets whose next average is the first after a change of members
         # If true, each average ends with a number of all ranks: nodes may be lost, and their ranks are further apart than one request.
         self.confirms = False
@@ -98,7 +99,6 @@ class Averaging:
 
     def take_part_in(self, lost: Sequence[int], flights: Sequence[tuple[Sequence[int], int]]) -> None:
         """Have in flight what another rank has that has told it, with zeros as this rank's values."""
-        self.taken += 1
         table, buckets = self._worker.in_flight, self._worker.buckets
         table.restore(table.landing(), lost, {})
         for which, step in flights:

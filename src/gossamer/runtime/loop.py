@@ -97,13 +97,17 @@ class WorkerAverages(Averages):
         yield from self._worker.averaging.launch(self._loop.which, values, over)
 
     def of(self, values: Sequence[Tensor], over: Exchange | None = None) -> Program[list[Tensor] | None]:
-        """Average; after a change of members once more, among those who are there, with what each has given."""
+        """Average; after a change of members once more, among those who are there, with what each has given.
+
+        Not on a rank that has taken another's state meanwhile, as one that was frozen and counted as lost: its step is over.
+        """
+        averaging, taken = self._worker.averaging, self._worker.averaging.taken
         while True:
             yield from self.launch(values, over)
             try:
                 return (yield from self.wait())
             except MembersChanged:
-                if not self._worker.averaging.keeps:
+                if not averaging.keeps or averaging.taken != taken:
                     raise
 
     def wait(self) -> Program[list[Tensor] | None]:

@@ -89,8 +89,11 @@ class Reunion:
         return self._fabric.last_on("comm"), len(self._fabric.present.ranks)
 
     def _again(self, failure: PeerError, last: LastCollective | None, ranks: int) -> None:
+        life = self._fabric.present.life
         while True:
             self._fabric.regroup(failure)
+            if self._fabric.present.life != life:  # counted as lost: what it was at is over
+                last = None
             try:
                 return self._say(last, ranks)
             except PeerError as again:
