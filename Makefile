@@ -35,18 +35,19 @@ demo: $(VENV)/.installed .network-tools
 	@echo "Nine recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
 	$(BIN)/gossamer compare ddp bf16 qsgd eden "terngrad(last='qsgd')" topk powersgd 'scatter(qsgd()) + local_sgd(8)' 'scatter(qsgd()) + local_sgd(16)' --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
-# Kinds of tests (see tests/conftest.py), four at a time, also on two cores: ranks, commands and labs wait now and then,
-# and what only computes takes what they leave. So it gives way to them: ranks with a deadline should not be late because
-# of it. Who is through with one takes the next; those that wait come first, so that what is left at the end keeps all
-# cores at work. The longest of all shows its dots, and what the others say comes when they are through.
-LANES := ranks commands labs laws trainers crews computes computes_early judges types
+# Kinds of tests (see tests/conftest.py), five at a time, also on two cores: ranks, commands and labs wait for a fifth of
+# their time, and what only computes takes what they leave. So it gives way to them: ranks with a deadline should not be
+# late because of it. Who is through with one takes the next. Of those that wait and of those that compute the longest come
+# first, so that no long one is left alone with one core at the end. The first shows its dots, and what the others say comes
+# when they are through.
+LANES := ranks commands labs computes laws trainers crews computes_early judges types
 GIVES_WAY := nice -n 5
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns examples
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
-	@$(MAKE) --no-print-directory -k -j4 $(LANES:%=lane-%)
+	@$(MAKE) --no-print-directory -k -j5 $(LANES:%=lane-%)
 
 # Compiled by one process, where they are not yet: or every lane, and every rank that a test starts, would compile them too.
 kernels:
