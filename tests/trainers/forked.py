@@ -34,7 +34,7 @@ def load(neighbour: Path, name: str, parts: list[str]) -> None:
         getattr(module, part, None)  # some libraries load a part when it is asked for
 
 
-def be(rank: int, ranks: int, words: list[str]) -> None:
+def run_as(rank: int, ranks: int, words: list[str]) -> None:
     end_with_parent()
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {name: str(value) for name, value in place.items()}
@@ -51,7 +51,7 @@ def main() -> None:
     living = set[int]()
     for rank in range(ranks):
         if not (child := os.fork()):
-            be(rank, ranks, words)
+            run_as(rank, ranks, words)
             return  # it comes to its end as an interpreter does
         living.add(child)
     await_all(living)
