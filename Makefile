@@ -9,7 +9,7 @@ APT := $(shell command -v apt-get 2>/dev/null)
 # Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all check docs bench clean kernels lane-processes lane-computes lane-computes_early lane-crews lane-laws lane-judges lane-types
+.PHONY: demo test test-all check docs bench clean kernels lane-ranks lane-commands lane-labs lane-trainers lane-computes lane-computes_early lane-crews lane-laws lane-judges lane-types
 
 # On a terminal pip shows its own progress; elsewhere a line for each of the long things has to do.
 QUIET := $(shell test -t 2 || echo -q)
@@ -35,30 +35,31 @@ demo: $(VENV)/.installed .network-tools
 	@echo "Nine recipes train in turns, on four hosts with links of 200 Mbit/s, until they are as good as DDP. That takes minutes."
 	$(BIN)/gossamer compare ddp bf16 qsgd eden "terngrad(last='qsgd')" topk powersgd 'scatter(qsgd()) + local_sgd(8)' 'scatter(qsgd()) + local_sgd(16)' --hosts 4 --rate 200mbit --steps 50 --out runs/demo
 
-# Kinds of tests (see tests/conftest.py), four at a time, also on two cores: processes, crews and judges wait now and then,
-# and what only computes takes what they leave. So it gives way to them: the first takes longest of all, and ranks with a
-# deadline should not be late because of it. Who is through with one takes the next; the longest come first, and what the
-# others say comes when they are through.
-LANES := processes crews computes computes_early judges laws types
+# Kinds of tests (see tests/conftest.py), five at a time, also on two cores: ranks, commands and labs wait for a fifth of
+# their time, and what only computes takes what they leave. So it gives way to them: ranks with a deadline should not be
+# late because of it. Who is through with one takes the next. Of those that wait and of those that compute the longest come
+# first, so that no long one is left alone with one core at the end. The first shows its dots, and what the others say comes
+# when they are through.
+LANES := ranks commands labs computes laws trainers crews computes_early judges types
 GIVES_WAY := nice -n 5
 
 test: $(VENV)/.installed .network-tools
 	$(BIN)/ruff check -q src tests benchmarks campaigns examples
 	$(BIN)/ruff format -q --check src tests benchmarks campaigns examples
 	$(BIN)/lint-imports --no-cache
-	@$(MAKE) --no-print-directory -k -j4 $(LANES:%=lane-%)
+	@$(MAKE) --no-print-directory -k -j5 $(LANES:%=lane-%)
 
 # Compiled by one process, where they are not yet: or every lane, and every rank that a test starts, would compile them too.
 kernels:
 	@$(BIN)/python -c "import gossamer; gossamer.warmup()"
 
-lane-processes lane-computes lane-computes_early lane-crews lane-laws lane-judges: kernels
+lane-ranks lane-commands lane-labs lane-trainers lane-computes lane-computes_early lane-crews lane-laws lane-judges: kernels
 
-lane-processes:
-	@$(BIN)/python -m pytest -m "processes and not slow"
+lane-ranks:
+	@$(BIN)/python -m pytest -m "ranks and not slow"
 
 lane-computes lane-computes_early lane-laws: NICE := $(GIVES_WAY)
-lane-computes lane-computes_early lane-crews lane-laws lane-judges: lane-%:
+lane-commands lane-labs lane-trainers lane-computes lane-computes_early lane-crews lane-laws lane-judges: lane-%:
 	@$(NICE) $(BIN)/python -m pytest -m "$* and not slow" >$(VENV)/$*.log 2>&1; code=$$?; cat $(VENV)/$*.log; exit $$code
 
 lane-types:

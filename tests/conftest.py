@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -54,15 +54,16 @@ collect_ignore = [
 ]  # they do something where they are imported
 
 TESTS = Path(__file__).parent
-CREWS, JUDGES = {"gang2", "gang3", "gang4", "everywhere"}, {"world", "nursery"}
-# Packages whose tests start whole commands, or measure a network, and do not always say so.
+CREWS, JUDGES = {"gang2", "gang3", "gang4", "gang_of", "everywhere"}, {"world", "nursery"}
+# Packages whose tests start whole commands, and do not always say so.
 COMMANDS = {"lab", "compare"}
+TRAINERS = "trainers"  # a package whose tests load the libraries of others, which takes seconds for each rank
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
-WORDS = {"crews": CREWS, "judges": JUDGES, "processes": {"gang", "lab", "shell"}}
+WORDS = {"crews": CREWS, "judges": JUDGES, "ranks": {"mark.gang"}, "commands": {"shell"}, "labs": {"mark.lab"}}
 LAWS = "laws"  # a package of tests that compute so much that they have a lane of their own
 # Packages of which the tests that compute make a lane: with the others it would take longer than all else.
 EARLY, COMPUTES = "computes_early", {"bench", "codecs", "controllers", "core", "docs"}
-KINDS = (*WORDS, LAWS, EARLY, "computes")
+KINDS = (*WORDS, TRAINERS, LAWS, EARLY, "computes")
 
 
 class _Lanes:
@@ -84,13 +85,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @cache
 def _may_hold(file: Path, kind: str) -> bool:
+    if kind == TRAINERS:
+        return file.parent.name == TRAINERS and _may_hold(file, "ranks")
     if kind not in WORDS:
         return _computing(file) == kind
-    if kind == "processes" and file.parent.name in COMMANDS:
+    if kind == "commands" and file.parent.name in COMMANDS:
         return True
     if not file.is_relative_to(TESTS):
         return False  # examples of docstrings take no fixtures
-    return re.search(rf"\b({'|'.join(WORDS[kind])})\b", file.read_text(encoding="utf-8")) is not None
+    return re.search(rf"\b({'|'.join(map(re.escape, WORDS[kind]))})\b", file.read_text(encoding="utf-8")) is not None
 
 
 def _computing(file: Path) -> str:
@@ -126,17 +129,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _kind(item: pytest.Item) -> pytest.MarkDecorator:
     """What `make test` runs one after the other, and side by side with other kinds.
 
-    Labs would share the cores that they measure, and so would ranks that are killed and others that must notice in time.
-    Those who send work to a gang that is there already wait for it, and for nothing else.
+    Labs would share the links and the cores that they measure. Those who send work to a gang that is there already wait
+    for it, and for nothing else. All others start processes: as a user starts commands, or ranks that are killed, while
+    others must notice in time.
     """
-    fixtures, is_lab = set(getattr(item, "fixturenames", ())), item.get_closest_marker("lab")
-    if not is_lab and fixtures & JUDGES:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    if item.get_closest_marker("lab"):
+        return pytest.mark.labs
+    if fixtures & JUDGES:
         return pytest.mark.judges
-    if not is_lab and fixtures & CREWS:
+    if fixtures & CREWS:
         return pytest.mark.crews
-    commands = is_lab or "shell" in fixtures or item.path.parent.name in COMMANDS
-    if commands or item.get_closest_marker("gang"):
-        return pytest.mark.processes
+    if "shell" in fixtures or item.path.parent.name in COMMANDS:
+        return pytest.mark.commands
+    if item.get_closest_marker("gang"):
+        return pytest.mark.trainers if item.path.parent.name == TRAINERS else pytest.mark.ranks
     return getattr(pytest.mark, _computing(item.path))
 
 
@@ -159,3 +166,9 @@ def gang3() -> Iterator[Gang]:
 @pytest.fixture(scope="session")
 def gang4() -> Iterator[Gang]:
     yield from _gang(4)
+
+
+@pytest.fixture
+def gang_of(request: pytest.FixtureRequest) -> Callable[[int], Gang]:
+    """The gang of two, three or four ranks, for a test whose size is a parameter."""
+    return lambda size: request.getfixturevalue(f"gang{size}")

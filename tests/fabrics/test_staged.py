@@ -1,11 +1,13 @@
 """A GPU's tensors over gloo: the same answers as gloo's, by way of pinned memory."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.fabrics import streams
+from tests.gang import Gang
 from torch import Tensor
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Receive, Send
@@ -92,7 +94,7 @@ def both_ways(rank: int, size: int) -> tuple[list[Any], list[Any], int, int]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_it_answers_as_gloo_does(request: pytest.FixtureRequest, ranks: int) -> None:
-    for one, other, pinned, _ in request.getfixturevalue(f"gang{ranks}").run(both_ways):
+def test_it_answers_as_gloo_does(gang_of: Callable[[int], Gang], ranks: int) -> None:
+    for one, other, pinned, _ in gang_of(ranks).run(both_ways):
         assert one == other
         assert pinned > 300_000

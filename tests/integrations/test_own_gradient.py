@@ -1,6 +1,7 @@
 """Local gradients in a user's loop: models part and meet, and what is checked, judged and resumed goes by that."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ def models(rank: int, size: int, recipe: str) -> tuple[list[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_models_part_and_meet_and_their_mean_is_judged(request: pytest.FixtureRequest, size: int) -> None:
-    ranks = request.getfixturevalue(f"gang{size}").run(models, RECIPE)
+def test_models_part_and_meet_and_their_mean_is_judged(gang_of: Callable[[int], Gang], size: int) -> None:
+    ranks = gang_of(size).run(models, RECIPE)
     first = ranks[0][0]
     for after, judged in ranks:
         assert [same(a, b) for a, b in zip(after, first, strict=True)][2::3] == [True, True]

@@ -1,6 +1,6 @@
 """Law 2: real processes compute what the simulator computes; law 1: replicas are equal, and a changed one is found."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -103,8 +103,8 @@ def both(gang: Gang, recipe: str) -> tuple[list[list[Tensor]], list[list[Tensor]
 
 
 @pytest.mark.parametrize(("recipe", "size"), [*seen(OURS)])
-def test_gloo_is_the_simulator_bit_for_bit(request: pytest.FixtureRequest, recipe: str, size: int) -> None:
-    real, virtual = both(request.getfixturevalue(f"gang{size}"), recipe)
+def test_gloo_is_the_simulator_bit_for_bit(gang_of: Callable[[int], Gang], recipe: str, size: int) -> None:
+    real, virtual = both(gang_of(size), recipe)
     for rank in range(size):
         for step in range(STEPS):
             assert same(real[rank][step], virtual[rank][step]), f"rank {rank}, step {step + 1}"
@@ -112,8 +112,8 @@ def test_gloo_is_the_simulator_bit_for_bit(request: pytest.FixtureRequest, recip
 
 
 @pytest.mark.parametrize(("recipe", "size"), [*seen(THEIRS)])
-def test_gloo_is_the_simulator_up_to_rounding(request: pytest.FixtureRequest, recipe: str, size: int) -> None:
-    real, virtual = both(request.getfixturevalue(f"gang{size}"), recipe)
+def test_gloo_is_the_simulator_up_to_rounding(gang_of: Callable[[int], Gang], recipe: str, size: int) -> None:
+    real, virtual = both(gang_of(size), recipe)
     for rank in range(size):
         torch.testing.assert_close(real[rank][-1], virtual[rank][-1], rtol=1e-5, atol=1e-6)
         assert not same(real[rank][0], real[rank][-1])

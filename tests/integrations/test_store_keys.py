@@ -1,5 +1,7 @@
 """What a run writes into the store that ranks meet in, it takes away again when all have left."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,8 +17,8 @@ pytestmark = pytest.mark.gang
 
 # What all recipes do with a store is one thing; some of these have lanes, tickets or groups of their own besides.
 NAMES = {
-    "gang4": ("ad_psgd", "decoupled_diloco(2)", "backup", "hierarchical"),
-    "gang2": (
+    4: ("ad_psgd", "decoupled_diloco(2)", "backup", "hierarchical"),
+    2: (
         *(
             "ad_psgd",
             "decoupled_diloco",
@@ -57,9 +59,8 @@ def kept(rank: int, size: int, recipes: list[tuple[str, str]]) -> dict[str, int]
 
 
 @pytest.mark.parametrize("size", NAMES)
-def test_nothing_is_left_in_the_store(request: pytest.FixtureRequest, size: str) -> None:
-    gang: Gang = request.getfixturevalue(size)
+def test_nothing_is_left_in_the_store(gang_of: Callable[[int], Gang], size: int) -> None:
     presets = preset_recipes()
     recipes = [(name, repr(presets[name]) if name in presets else name) for name in NAMES[size]]
-    for counts in gang.run(kept, recipes, timeout=120.0):
+    for counts in gang_of(size).run(kept, recipes, timeout=120.0):
         assert {name: count for name, count in counts.items() if count} == {}

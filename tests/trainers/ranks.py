@@ -1,4 +1,4 @@
-"""Scripts of trainers, started under torchrun on two ranks, or by themselves; they say in files what they saw."""
+"""Scripts of trainers, started on ranks, under torchrun or without it, or by themselves; they say in files what they saw."""
 
 import os
 import re
@@ -53,6 +53,11 @@ def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
 def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
     """Run cases of a script on two ranks."""
     return python(folder, *TORCHRUN, SCRIPTS / script, folder, *cases, ends=ends)
+
+
+def on_forked_ranks(script: str, folder: Path, *cases: str, ranks: int = 2) -> None:
+    """The same, without torchrun: the libraries are loaded once for all ranks."""
+    python(folder, Path(__file__).with_name("forked.py"), str(ranks), SCRIPTS / script, folder, *cases)
 
 
 def seen(folder: Path, case: str, ranks: int = 2) -> list[dict[str, Any]]:

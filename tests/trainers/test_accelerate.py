@@ -8,7 +8,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint
 from tests.gang import free_port
-from tests.trainers.ranks import AVERAGE_THEMSELVES, SCRIPTS, blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import (
+    AVERAGE_THEMSELVES,
+    SCRIPTS,
+    blocks,
+    changed,
+    on_forked_ranks,
+    on_ranks,
+    patched,
+    python,
+    seen,
+)
 from torch import Tensor
 
 pytestmark = [
@@ -30,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(folder: Path) -> Seen:
     """What both ranks saw in all cases: the processes are started once."""
-    on_ranks("accelerate_cases.py", folder, *QUICK)
+    on_forked_ranks("accelerate_cases.py", folder, *QUICK)
     return {case: seen(folder, case) for case in QUICK}
 
 
@@ -213,7 +223,7 @@ def test_a_model_that_fsdp2_shards_trains_as_a_dense_one(tmp_path: Path) -> None
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cases of a sharded model: four processes are started once."""
     folder = tmp_path_factory.mktemp("accelerate_sharded")
-    python(folder, *FOUR, SCRIPTS / "accelerate_sharded.py", folder, *SHARDED, "refused")
+    on_forked_ranks("accelerate_sharded.py", folder, *SHARDED, "refused", ranks=4)
     return folder
 
 

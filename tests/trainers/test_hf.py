@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with a recipe: two ranks under torchrun, which save what they saw."""
+"""Hugging Face's Trainer with a recipe: two ranks, which save what they saw."""
 
 import importlib.util
 import json
@@ -6,7 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import AVERAGE_THEMSELVES, TORCHRUN, blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import (
+    AVERAGE_THEMSELVES,
+    TORCHRUN,
+    blocks,
+    changed,
+    on_forked_ranks,
+    on_ranks,
+    patched,
+    python,
+    seen,
+)
 
 from gossamer.trainers import hf_checks
 
@@ -26,7 +36,7 @@ KILLED = ("allreduce", "topk(ratio=0.1)", "powersgd", "slowmo(4)", "local_sgd(4)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of two ranks for all quick tests."""
     folder = tmp_path_factory.mktemp("hf")
-    on_ranks("hf_cases.py", folder, *QUICK)
+    on_forked_ranks("hf_cases.py", folder, *QUICK)
     return folder
 
 
@@ -260,7 +270,7 @@ def test_sft_with_a_lora_trains_and_resumes_inside_a_round(adapted: Path, recipe
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of two ranks for adapters and TRL."""
     folder = tmp_path_factory.mktemp("adapted")
-    on_ranks("hf_adapters.py", folder, "lora", *(["sft"] if importlib.util.find_spec("trl") else []))
+    on_forked_ranks("hf_adapters.py", folder, "lora", *(["sft"] if importlib.util.find_spec("trl") else []))
     return folder
 
 

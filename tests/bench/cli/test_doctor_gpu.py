@@ -131,7 +131,7 @@ from gossamer.bench.compare.gpu.launch import JoinedRanks
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Sizes
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
-order = CheckSpec("recipes", ("allreduce",), (0, 1), "cpu", 1, Sizes(steps=3, width=8, limit=60.0))
+order = CheckSpec("recipes", ("allreduce",), (0, 1), "cpu", number=1, sizes=Sizes(steps=3, width=8, limit=60.0))
 heard = results_of(order, JoinedRanks(ControlGroup(100.0), rank, size).run(order))
 for rank, finding in heard.findings["allreduce"].items():
     print(rank, finding.outcome, finding.says, len(finding.numbers["losses"]))

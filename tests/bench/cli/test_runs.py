@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -272,7 +273,7 @@ def test_when_a_rank_is_killed_the_others_end_and_the_report_says_which(
 @pytest.mark.gang
 @pytest.mark.parametrize("network", [pytest.param((), id="local"), IN_LAB])
 def test_a_command_that_is_killed_has_kept_its_record_and_leaves_nothing_else(
-    shell: Shell, network: tuple[str, ...]
+    shell: Shell, say: Callable[..., tuple[int, str, str]], network: tuple[str, ...]
 ) -> None:
     temporary = shell.folder / "tmp"
     temporary.mkdir()
@@ -292,7 +293,7 @@ def test_a_command_that_is_killed_has_kept_its_record_and_leaves_nothing_else(
     assert (run.status, run.error) == ("interrupted", UNFINISHED)
     assert [s.step for s in run.steps] == list(range(1, len(run.steps) + 1))
     assert {path.name.split("_")[0] for path in temporary.iterdir()} <= {"torchinductor"}
-    code, out, err = shell.run("report", "x", "--markdown")
+    code, out, err = say("report", "x", "--markdown")
     assert (code, err) == (0, "")
     assert f"interrupted after {len(run.steps)} step" in out
 
