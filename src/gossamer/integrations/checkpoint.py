@@ -97,9 +97,7 @@ def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | 
             return
         entries = _collect(comm, path, extra, order)
         writes = _write(comm, path, entries, "comm")
-        if (
-            comm.is_sharded
-        ):  # the shards of a node ask one another after each request, whether all of them have its answer
+        if comm.is_sharded:  # shards of a node ask one another after each request whether all have its answer
             comm.fabric.run(writes)
         else:
             run_to_its_end(comm.fabric, writes, comm.step)

@@ -293,9 +293,8 @@ class Communicator:
             yield
         finally:
             self.shows_consensus = False
-            if (
-                self.fabric.present.life == life
-            ):  # else the others have counted this rank as lost, and it has their model now
+            # In another life the others have counted this rank as lost, and it has their model now.
+            if self.fabric.present.life == life:
                 consensus.restore(self.model, own)
 
     @contextlib.contextmanager
