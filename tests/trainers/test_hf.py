@@ -18,7 +18,7 @@ from tests.trainers.ranks import (
     seen,
 )
 
-from gossamer.trainers import hf_checks
+from gossamer.trainers.releases import TRANSFORMERS, refuse_release
 
 pytestmark = pytest.mark.gang
 installed = pytest.mark.skipif(
@@ -290,8 +290,8 @@ def test_a_killed_run_resumes_as_if_it_had_not_been(recipe: str, tmp_path: Path)
 def test_a_release_that_was_not_tested_is_refused() -> None:
     for version in ("4.57.1", "5.23.0", "6.0.0"):
         with pytest.raises(ImportError, match=rf"transformers {version} is installed, but gossamer.trainers.hf needs"):
-            hf_checks.refuse_release(version)
-    hf_checks.refuse_release("5.30.0.dev0")
+            refuse_release("gossamer.trainers.hf", version, TRANSFORMERS)
+    refuse_release("gossamer.trainers.hf", "5.30.0.dev0", TRANSFORMERS)
 
 
 def test_the_page_changes_one_line() -> None:

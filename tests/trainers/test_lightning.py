@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen
 
-from gossamer.trainers import lightning_shared
+from gossamer.trainers.releases import LIGHTNING, refuse_release
 
 pytestmark = pytest.mark.gang
 installed = pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
@@ -197,7 +197,7 @@ def test_the_module_says_which_package_it_needs(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("version", ["2.5.6", "3.0.0"])
 def test_a_release_that_was_not_tested_is_refused(version: str) -> None:
     with pytest.raises(ImportError, match=f"lightning {version} is installed"):
-        lightning_shared.refuse_release("gossamer.trainers.lightning", version)
+        refuse_release("gossamer.trainers.lightning", version, LIGHTNING)
 
 
 @installed

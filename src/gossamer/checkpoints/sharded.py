@@ -67,7 +67,7 @@ def read(folder: Folder, prefix: str, worker: Worker, ranks: Iterable[int], stri
         )
         if strict:
             raise CheckpointError(f"{what}; load it with {cutter.shards} shard(s), or without strict=True")
-        warnings.warn(f"{what}, and begins anew", stacklevel=6)
+        warnings.warn(f"{what}, and begins anew", stacklevel=7)
     return found
 
 

@@ -52,6 +52,12 @@ def pack(value: Any) -> Tensor:
     return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
 
 
+def unpack(tensor: Tensor) -> Any:
+    """Return the value that `pack` has serialized; no code in it is run."""
+    with io.BytesIO(tensor.numpy().tobytes()) as file:
+        return torch.load(file, weights_only=True)
+
+
 def digest(tensor: Tensor) -> str:
     """Return a 128-bit hash of a tensor, with its dtype and shape."""
     raw = tensor.detach().contiguous().cpu().view(-1).view(torch.uint8)
@@ -91,8 +97,7 @@ class Saved:
 
     def frame(self) -> Any:
         """Return the saved tree, with names in place of its tensors."""
-        with io.BytesIO(self.tensor("frame").numpy().tobytes()) as file:
-            return torch.load(file, weights_only=True)
+        return unpack(self.tensor("frame"))
 
     def tensor(self, name: str) -> Tensor:
         """Return the wanted part of a tensor."""

@@ -19,7 +19,7 @@ from gossamer.fabrics.torch.endpoint import Crowd
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
-from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths, shared_buffers
+from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.integrations.checks.elastic_checks import Untrained, refuse_members
 from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.checks.wrappers import (
@@ -42,7 +42,7 @@ from gossamer.integrations.parting import PartingAtOwnPace, PartingTogether
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.run_events import recorded
 from gossamer.integrations.run_observer import DDP, assignment_of
-from gossamer.integrations.shared import floats
+from gossamer.integrations.shared import SHARED, floats
 from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
@@ -146,7 +146,7 @@ def attach(
             raise refusal
         if fabric.size > 1:
             refuse_searches(plan.optimizers)
-            refuse_devices(plan.params, shared_buffers(model, plan.facts["buffers"]))
+            refuse_devices(plan.params, {} if plan.facts["buffers"] == "local" else floats(model))
             refuse_lengths(plan.recipe, fabric.device)
         return plan._replace(facts={"deadline": deadline, **plan.facts})
 
@@ -255,15 +255,14 @@ def check(
 
 def _wants(model: nn.Module, buffers: MemoryPool | None, scaler: Any, find_unused: bool) -> Iterator[Constraint]:
     """Yield the constraints that the options put on a recipe."""
-    floating = [n for n, b in model.named_buffers() if b.is_floating_point() and b.numel()]
-    if buffers in ("average", "broadcast"):
+    if buffers in SHARED:
         yield for_buffers(buffers)
-    elif buffers is None and floating:
-        yield from for_silence_on(floating[0])
+    elif buffers is None and (floating := floats(model)):
+        yield from for_silence_on(next(iter(floating)))
     if find_unused:
         yield for_all_ranks("find_unused_parameters")
         yield UNUSED
-    if buffers in ("average", "broadcast"):
+    if buffers in SHARED:
         yield for_all_ranks(f"buffers={buffers!r}")
     if scaler is not None:
         yield from SCALED

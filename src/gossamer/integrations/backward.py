@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError
 from gossamer.core.schedule import together
-from gossamer.core.verbs import MembersChanged, Program, join
-from gossamer.integrations import consensus
+from gossamer.core.stream_events import copied_to
+from gossamer.core.verbs import MembersChanged, Program, all_reduce, join
 from gossamer.integrations.checks import introspection
 from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
 from gossamer.integrations.grad_buckets import GradBuckets
@@ -170,7 +170,8 @@ class Backward:
         The host reads both from the device together with the finite check of the means: one synchronization a step.
         """
         used = torch.tensor([n not in unused for n in self.worker.params], dtype=torch.int32)
-        handle = self.fabric.start(consensus.count(self.worker, used), "who used what", self.worker.step)
+        counting = all_reduce(copied_to(used, self.worker.device))
+        handle = self.fabric.start(counting, "who used what", self.worker.step)
 
         def besides(means: list[Tensor]) -> Program[list[Tensor]]:
             counts, named = (yield from join(handle)), self.worker.by_name(means)

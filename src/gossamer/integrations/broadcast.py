@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.checkpoints.tree import digest
-from gossamer.core.verbs import Program, all_gather, all_reduce
-from gossamer.integrations.handshake import tell
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.integrations.handshake import numbers_of_all, tell
 from gossamer.integrations.held_model import parts_of
 from gossamer.runtime import Worker, is_sharded, local_part
 
@@ -41,9 +41,8 @@ def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) 
     """Copy rank 0's parameters and buffers to all ranks; those named in `compared` only if a hash differs on some rank."""
     parts = parts_of(model)
     if compared:
-        hashes = torch.tensor([_hash(parts[name]) for name in compared], dtype=torch.int64, device="cpu")
-        answers = yield from all_gather(hashes.to(worker.device).view(torch.uint8))
-        rows = [answer.clone().view(torch.int64).tolist() for answer in answers]
+        hashes = [_hash(parts[name]) for name in compared]
+        rows = yield from numbers_of_all(hashes, torch.int64, worker.device)
         for name, *found in zip(compared, *rows, strict=True):
             if len(set(found)) == 1:
                 del parts[name]

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -11,11 +11,12 @@ from gossamer.checkpoints import sharded
 from gossamer.checkpoints.chunks import Box, box_of
 from gossamer.checkpoints.folder import Folder
 from gossamer.checkpoints.manifest import cut
+from gossamer.checkpoints.state import prepare
 from gossamer.checkpoints.tree import ReadingRank, Saved, fill
 from gossamer.core.errors import CheckpointError, plainly
-from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.all_ranks import Attached
 from gossamer.integrations.communicator import Communicator
-from gossamer.runtime import Worker, is_sharded
+from gossamer.runtime import is_sharded
 from gossamer.runtime.params import whole_of
 
 ORDER = "order"  # where the position in the data is kept
@@ -28,13 +29,41 @@ class DataOrder(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-class Attached(Protocol):
-    """A communicator, or the hook of a DDP model."""
+class Found(NamedTuple):
+    """What a folder holds for this rank, checked."""
 
-    worker: Worker
-    fabric: TorchFabric
+    state: list[dict[str, Any]] | None  # for `load_state_dict`; None where the communicator begins anew
+    tree: dict[str, Any]  # model, optimizers, order and extra; empty where a folder has the communicator only
 
-    def load_state_dict(self, saved: Any) -> None: ...
+
+def find(folder: Folder, comm: Attached, key: str, strict: bool) -> Found:
+    """Read what this rank needs to go on exactly."""
+    state = communicator_of(folder, f"{key}.", comm, strict)
+    if comm.worker.replica.size > 1:  # shards agree before any of them changes
+        prepare(comm.worker, state)
+    shards = sharded.shards_of(folder, f"{key}.")
+    first = "own.rank0/contents" if shards == 1 else "own.replica0/shard0/contents"
+    if not isinstance(comm, Communicator) or first not in folder:
+        return Found(state, {})
+    tree = tree_of(folder, int(state[0]["size"]), shards, comm)
+    check_model(comm.model, tree["model"])
+    return Found(state, tree)
+
+
+def find_public(folder: Folder, comm: Attached, key: str) -> Found:
+    """Read what belongs to no rank: the consensus, the mean of the optimizer states, the order of the data and `extra`."""
+    if not isinstance(comm, Communicator) or not any(name.startswith("own.") for name in folder):
+        raise CheckpointError(
+            f"public_only=True takes the model and the optimizer from {folder.path}, and needs what gossamer.checkpoint.save() has "
+            "written of a model that gossamer.attach() has attached"
+        )
+    if comm.step:
+        raise CheckpointError(
+            f"public_only=True begins with memories at zero, but {comm.step} steps were taken already: load before the first"
+        )
+    tree = tree_of(folder, size_of(folder, f"{key}."), sharded.shards_of(folder, f"{key}."), comm, ranks=0)
+    check_model(comm.model, tree["model"])
+    return Found(None, tree)
 
 
 def tree_of(folder: Folder, size: int, shards: int, comm: Communicator, ranks: int | None = None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
 from gossamer.core.hashes import hash_of
 from gossamer.core.schedule import Share, together
-from gossamer.core.stream_events import copied_to, read_numbers
-from gossamer.core.verbs import Program, all_gather, all_reduce
+from gossamer.core.stream_events import read_numbers
+from gossamer.core.verbs import Program, all_reduce
+from gossamer.integrations.handshake import numbers_of_all
 from gossamer.integrations.held_model import parts_of, parts_of_parameters
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
@@ -39,7 +40,7 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     finite = [True]
     if judged:
         mine = worker.replica.all(all_finite([share.value for share in judged]))
-        finite = yield from _who_is_finite(worker, mine)
+        finite = yield from _by_rank(worker, mine)
         _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
         if not finite[worker.rank]:
@@ -50,12 +51,10 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     yield from buffers.average()
 
 
-def _who_is_finite(worker: Worker, fine: bool) -> Program[list[bool]]:
-    """By rank, where each tells of its own."""
+def _by_rank(worker: Worker, fine: bool) -> Program[list[bool]]:
     if worker.size == 1:
         return [fine]
-    flag = torch.tensor([fine], dtype=torch.uint8, device=worker.device)
-    return [bool(answer) for answer in (yield from all_gather(flag))]
+    return [bool(said) for (said,) in (yield from numbers_of_all([fine], torch.uint8, worker.device))]
 
 
 def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
@@ -71,11 +70,6 @@ def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
             "all ranks agree on",
             stacklevel=2,
         )
-
-
-def count(worker: Worker, flags: Tensor) -> Program[Tensor]:
-    """Sum flags over all ranks."""
-    return (yield from all_reduce(copied_to(flags, worker.device)))
 
 
 def check(
@@ -97,9 +91,7 @@ def check(
     hashed = everywhere | inside
     spoilt = _not_finite(model)
     counted = 0 if worker.recipe.schedule.shape.is_async else worker.step
-    table = torch.tensor([not spoilt, counted, *hashed.values()], dtype=torch.int64)
-    answers = yield from all_gather(table.to(worker.device).view(torch.uint8))
-    rows = [a.clone().view(torch.int64).tolist() for a in answers]
+    rows = yield from numbers_of_all([not spoilt, counted, *hashed.values()], torch.int64, worker.device)
     _refuse_not_finite(worker, spoilt, [not fine for fine, *_ in rows])
     everybody, nodes = [tuple(range(len(rows)))], _nodes(worker)
     for i, name in enumerate(["the step count", *hashed]):

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.stream_events import StreamMark
 from gossamer.integrations.checks.introspection import is_called_by_scaler
-from gossamer.integrations.checks.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, UNTOLD_MOMENTUM, refuse
+from gossamer.integrations.checks.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
 from gossamer.recipe import Recipe
 
 
@@ -86,11 +86,6 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
         return
     refuse(recipe, *SCALED)
     if recipe.schedule.shape.averages_gradients:
-        refuse(recipe, *UNTOLD_MEANS, *UNTOLD_MOMENTUM)
-    elif not _skips_inside(optimizer):  # else the scaler always calls step(), which skips by itself
+        refuse(recipe, *UNTOLD_MEANS)
+    elif not getattr(optimizer, "_step_supports_amp_scaling", False):  # else it is fused, and skips by itself inside of step()
         refuse(recipe, *UNTOLD_LOCAL)
-
-
-def _skips_inside(optimizer: Optimizer) -> bool:
-    """True if the optimizer itself skips non-finite gradients, as fused optimizers do, so that a scaler always calls step()."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

@@ -1,6 +1,7 @@
 """Handshake: all ranks compare their set-up before the first step."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,10 +9,11 @@ from torch import nn
 
 import gossamer
 from gossamer.core.errors import PeerError
-from gossamer.core.verbs import Program, all_gather_ragged
+from gossamer.core.verbs import Program, all_gather, all_gather_ragged
 from gossamer.runtime import Worker
 
 LIMIT = 64 * 2**20  # bytes of a fingerprint
+CHECKPOINT = 2**30  # bytes that a rank tells of what it saves
 WORDS = 4096  # bytes of an error that are sent to other ranks
 
 
@@ -35,6 +37,13 @@ def tell(facts: Any, device: torch.device, limit: int = LIMIT) -> Program[list[A
     wire = torch.frombuffer(bytearray(json.dumps(facts).encode()), dtype=torch.uint8).to(device)
     answers = yield from all_gather_ragged(wire, limit)
     return [json.loads(a.cpu().numpy().tobytes()) for a in answers]
+
+
+def numbers_of_all(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Program[list[list[Any]]]:
+    """Send a few numbers to all ranks, the same count on each; return those of every rank, in rank order."""
+    own = torch.tensor(numbers, dtype=dtype, device=device)
+    answers = yield from all_gather(own.view(torch.uint8))
+    return [answer.clone().view(dtype).tolist() for answer in answers]
 
 
 def compare(worker: Worker, facts: dict[str, Any]) -> Program[None]:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import PeerError
-from gossamer.core.verbs import MembersChanged, Program, all_gather
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.integrations import consensus
 from gossamer.integrations.broadcast import broadcast
+from gossamer.integrations.handshake import numbers_of_all
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
 
@@ -83,8 +84,8 @@ class JointConsensus:
 
     def _vote(self) -> Program[list[bool]]:
         """Who has the consensus, by rank."""
-        flag = torch.tensor([self._has], dtype=torch.uint8, device=self._worker.device)
-        return [bool(answer) for answer in (yield from all_gather(flag))]
+        votes = yield from numbers_of_all([self._has], torch.uint8, self._worker.device)
+        return [bool(vote) for (vote,) in votes]
 
     def _take(self, giver: int) -> Program[None]:
         """Copy what a rank has that holds the consensus."""

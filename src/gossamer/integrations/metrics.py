@@ -14,7 +14,7 @@ from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
-from gossamer.integrations.checks.elastic_checks import tell
+from gossamer.integrations.checks.elastic_checks import warn_of_changes
 from gossamer.integrations.run_events import RunEvents, held_out_line
 from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker
@@ -56,7 +56,7 @@ class Meter:
             case Presence(step, rank, lost, back, left):
                 if self.events is not None:
                     self.events.presence(step, lost, back, left)
-                tell(step, rank, lost, back, left, self._known)
+                warn_of_changes(step, rank, lost, back, left, self._known)
                 self._known |= {*back}
             case Drop(step) if self.on_late is not None:
                 self.on_late(step)
@@ -109,7 +109,7 @@ class Meter:
         if self.events is not None:
             self.events.put("loaded", step=self.worker.step - 1)
         self._grown = self.worker.step - 1, 0.0
-        self._first = self._last = self.mark()
+        self.first = self._last = self.mark()
 
     def grows(self) -> None:
         """Fix what a dense ring would have sent so far, before parameters are added."""
@@ -155,7 +155,7 @@ class Meter:
             "step": float(now.step),
             "sent_bytes": float(now.sent),
             "received_bytes": float(now.received),
-            **self._ratio("ratio_to_dense", self._first, now),
+            **self._ratio("ratio_to_dense", self.first, now),
             "exposed_seconds": now.exposed,
             "residual_norm": worker.residual_norm(),
             "lost_residual": worker.record.lost_residual,

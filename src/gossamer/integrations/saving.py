@@ -10,12 +10,12 @@ from gossamer.core.errors import CheckpointError, PeerError
 from gossamer.core.schedule import Elastic
 from gossamer.core.verbs import Handle, MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.all_ranks import LABEL
 
 if TYPE_CHECKING:
     from gossamer.integrations.communicator import Communicator
 
 LANE = "checkpoint"  # the comm thread that writes, with a group of its own
-LABEL = "checkpoint.save"
 
 
 @final

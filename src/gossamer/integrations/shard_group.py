@@ -14,11 +14,10 @@ from gossamer.fabrics.liveness.notice import Notice
 from gossamer.fabrics.liveness.store import SharedStore, default_store
 from gossamer.fabrics.torch.endpoint import backends
 from gossamer.fabrics.torch.fabric import TorchFabric
-from gossamer.integrations.handshake import WORDS, differences, tell
+from gossamer.integrations.handshake import CHECKPOINT, WORDS, differences, tell
 
 CPU = torch.device("cpu")
 QUESTION, NOTICE = "asking the other shards", "comm.leaving_at"
-CHECKPOINT = 2**30  # bytes that ranks tell each other of what they save
 
 
 @final

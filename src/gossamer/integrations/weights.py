@@ -8,9 +8,9 @@ import torch
 
 from gossamer.core.errors import AttachError, GossamerError
 from gossamer.core.load_balance import check, planned
-from gossamer.core.verbs import Program, all_gather
+from gossamer.core.verbs import Program
 from gossamer.integrations.checks.requirements import WEIGHTED, refuse
-from gossamer.integrations.handshake import agree
+from gossamer.integrations.handshake import agree, numbers_of_all
 from gossamer.runtime import ReplicaRanks, Worker
 
 EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th
@@ -34,9 +34,7 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
 
     A rank multiplies its values by its weight before memory and codec, so the plain mean of any exchange is the weighted mean.
     """
-    own = torch.tensor([weight], dtype=torch.float64, device=worker.device)
-    answers = yield from all_gather(own.view(torch.uint8))
-    weights = [float(answer.clone().view(torch.float64)) for answer in answers]
+    weights = [each for (each,) in (yield from numbers_of_all([weight], torch.float64, worker.device))]
     if len(set(weights)) == 1 and weights[0]:
         return
     if not sum(weights):
@@ -119,9 +117,7 @@ def share_out(worker: Worker, samples: int, seconds: float, most: int | None, no
     yield from agree(refusal, worker.device)
     if refusal is not None:
         raise refusal
-    own = torch.tensor([samples, seconds, most or samples], dtype=torch.float64, device=worker.device)
-    answers = yield from all_gather(own.view(torch.uint8))
-    replies = [answer.clone().view(torch.float64).tolist() for answer in answers]
+    replies = yield from numbers_of_all([samples, seconds, most or samples], torch.float64, worker.device)
     if len({t[0] for t in replies}) > 1:
         raise GossamerError(
             f"comm.share(samples) differs between ranks, {[int(t[0]) for t in replies]} by rank; pass the same number on all ranks: "

@@ -8,10 +8,9 @@ shards, and its optimizers, are saved by `gossamer.checkpoint`, in a folder of t
 
 import contextlib
 import os
-import re
 import shutil
 import warnings
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, final
 from weakref import WeakSet
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from gossamer.core.errors import AttachError, CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import checkpoint
+from gossamer.integrations.all_ranks import gathered
 from gossamer.integrations.attach import attach as attach_model
 from gossamer.integrations.checks.wrappers import optimizer_inside
 from gossamer.integrations.communicator import Communicator
@@ -30,7 +30,8 @@ from gossamer.integrations.held_model import cut_again
 from gossamer.recipe import Recipe
 from gossamer.runtime import is_sharded
 from gossamer.trainers import sidecars
-from gossamer.trainers.logs import TrainerLog
+from gossamer.trainers.attached_run import TrainerLog
+from gossamer.trainers.releases import ACCELERATE, refuse_release
 
 try:
     import accelerate
@@ -56,24 +57,7 @@ REPLACED = (
 _attached: "WeakSet[accelerate.Accelerator]" = WeakSet()
 
 
-def refuse_release(version: str) -> None:
-    """Raise an ImportError for a release of accelerate that this module was not written for.
-
-    >>> refuse_release("1.15.0")
-    >>> refuse_release("1.2.0")
-    Traceback (most recent call last):
-        ...
-    ImportError: accelerate 1.2.0 is installed, but gossamer.trainers.accelerate needs 1.15 or a later release below 2: ...
-    """
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if not (1, 15) <= numbers < (2,):
-        raise ImportError(
-            f"accelerate {version} is installed, but gossamer.trainers.accelerate needs 1.15 or a later release below 2: "
-            "pip install 'gossamer[accelerate]'"
-        )
-
-
-refuse_release(accelerate.__version__)
+refuse_release(__name__, accelerate.__version__, ACCELERATE)
 
 PRIVATE = {"_models": "save_state()", "_optimizers": "save_state()", "_dataloaders": "warnings of dispatched batches"}
 for _name, _use in PRIVATE.items():  # what an accelerator has prepared; it is told by no public name
@@ -174,7 +158,6 @@ class AttachedAccelerator:
             self._before["load_state"](*args, **kwargs)
         if not self._comm.is_sharded:
             sidecars.load(self._comm, self._folder, self._public_only)
-        self._log = TrainerLog(self._comm)  # loading begins its counters anew
 
     @contextlib.contextmanager
     def _shards_left_out(self) -> Generator[None, None, None]:
@@ -231,7 +214,7 @@ class AttachedAccelerator:
         if self._accelerator.is_main_process:
             shutil.rmtree(self._folder / SHARDS, ignore_errors=True)
         if self._comm.is_sharded:
-            checkpoint.gathered(self._comm, {})  # all ranks write into a new folder
+            gathered(self._comm, {})  # all ranks write into a new folder
 
     def _before_loading(self, models: Any, folder: str) -> None:
         """Raise all errors of gossamer before Accelerate changes anything; what is sharded is loaded here."""
@@ -280,7 +263,8 @@ def _refuse(accelerator: "accelerate.Accelerator", model: nn.Module, optimizer: 
             f"the accelerator runs {kind}, which averages and steps by itself: launch with DDP, accelerate launch --multi_gpu, or "
             "--cpu for processors"
         )
-    if kind == "NO" and (ranks := _ranks()) > 1:
+    ranks = int(os.environ.get("WORLD_SIZE") or 1)  # processes that torchrun or `accelerate launch` has started
+    if kind == "NO" and ranks > 1:
         raise AttachError(
             f"{ranks} processes were started, but the accelerator takes each for the only one, and gives all of them the same "
             "data: without a GPU, make it with Accelerator(cpu=True)"
@@ -290,7 +274,7 @@ def _refuse(accelerator: "accelerate.Accelerator", model: nn.Module, optimizer: 
             "a model of this accelerator is attached already, and save_state() saves one: call detach() on its communicator "
             "first, or put both networks into one module"
         )
-    for optimizer_given in _each(optimizer):
+    for optimizer_given in optimizer if isinstance(optimizer, list | tuple) else [optimizer]:
         if not isinstance(optimizer_given, AcceleratedOptimizer):
             raise AttachError(
                 f"the optimizer is a {type(optimizer_given).__name__} that accelerator.prepare() has not returned: attach after "
@@ -306,15 +290,6 @@ def _refuse(accelerator: "accelerate.Accelerator", model: nn.Module, optimizer: 
             "the model is under no_sync(), as inside of Accelerate's LocalSGD: attach outside of it; for local steps leave "
             "LocalSGD out and use the recipe 'local_sgd(8)'"
         )
-
-
-def _ranks() -> int:
-    """Number of processes that torchrun or `accelerate launch` started."""
-    return int(os.environ.get("WORLD_SIZE") or 1)
-
-
-def _each(optimizer: Any) -> Iterable[Any]:
-    return optimizer if isinstance(optimizer, list | tuple) else [optimizer]
 
 
 def _warn_of_dispatched_batches(accelerator: "accelerate.Accelerator", comm: Communicator) -> None:

@@ -16,14 +16,9 @@ from torch.optim import Optimizer
 from gossamer.core.errors import AttachError
 from gossamer.integrations.communicator import Communicator
 from gossamer.recipe import Recipe
-from gossamer.trainers.lightning_shared import (
-    KEY,
-    NEEDS,
-    AttachedRun,
-    WithRecipe,
-    refuse_release,
-    remove_sidecars,
-)
+from gossamer.trainers.attached_run import AttachedRun
+from gossamer.trainers.lightning_shared import KEY, NEEDS, WithRecipe, remove_sidecars, save_sidecars
+from gossamer.trainers.releases import LIGHTNING, refuse_release
 
 try:
     import lightning
@@ -31,7 +26,7 @@ try:
 except ImportError as error:
     raise ImportError(f"gossamer.trainers.fabric {NEEDS}") from error
 
-refuse_release(__name__, lightning.__version__)
+refuse_release(__name__, lightning.__version__, LIGHTNING)
 
 
 class FabricStrategy(WithRecipe, DDPStrategy):
@@ -115,7 +110,7 @@ class FabricStrategy(WithRecipe, DDPStrategy):
         run = self._run if self._run is not None and self._run.goes_on else None
         if run is not None and self._holds_all(run, state):
             path = self.broadcast(str(path))
-            state = {**state, KEY: run.save_sidecars(path)}
+            state = {**state, KEY: save_sidecars(run, path)}
         else:
             remove_sidecars(path, self.global_rank)  # they would be of an older save
         with contextlib.nullcontext() if run is None else run.consensus():
@@ -133,7 +128,7 @@ class FabricStrategy(WithRecipe, DDPStrategy):
         run = self._run if self._run is not None and self._run.goes_on else None
         if run is None or not isinstance(state, dict) or not self._holds_all(run, state):
             return rest
-        run.load_sidecars(path, rest.pop(KEY, None))
+        self._load_sidecars(run, path, rest.pop(KEY, None))
         return rest
 
     def _holds_all(self, run: AttachedRun, state: Mapping[str, Any]) -> bool:

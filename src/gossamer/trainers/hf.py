@@ -6,7 +6,6 @@ saved and pushed. What each rank holds besides is saved in a sidecar per rank, i
 
 import contextlib
 import inspect
-from collections.abc import Generator
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -18,19 +17,19 @@ from gossamer.core.errors import AttachError, GossamerError
 from gossamer.integrations import consensus
 from gossamer.integrations.attach import attach
 from gossamer.integrations.broadcast import make_model_equal
-from gossamer.integrations.communicator import Communicator, attached
+from gossamer.integrations.communicator import Communicator
 from gossamer.recipe import Recipe
 from gossamer.trainers import sidecars
+from gossamer.trainers.attached_run import AttachedRun
 from gossamer.trainers.hf_checks import (
     refuse_local_sgd,
     refuse_options,
-    refuse_release,
     refuse_trainer,
     warn_of_gathers,
 )
-from gossamer.trainers.logs import TrainerLog
+from gossamer.trainers.releases import TRANSFORMERS, refuse_release
 
-refuse_release(transformers.__version__)
+refuse_release(__name__, transformers.__version__, TRANSFORMERS)
 
 from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
@@ -84,7 +83,7 @@ class RecipeTrainer(Trainer):
     @property
     def communicator(self) -> Communicator | None:
         """The communicator while `train()` runs."""
-        return self.recipe_run.comm
+        return None if self.recipe_run.run is None else self.recipe_run.run.comm
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
@@ -129,10 +128,8 @@ class TrainerRun(TrainerCallback):
     ) -> None:
         self.trainer, self.recipe, self.public_only, self.options = trainer, recipe, public_only, options
         self._notice, self._watching = notice, contextlib.ExitStack()
-        self.comm: Communicator | None = None
+        self.run: AttachedRun | None = None
         self.checkpoint: str | bool | None = None  # to resume from
-        self._log: TrainerLog | None = None
-        self._inside = False  # the consensus is in the model
 
     # -- called by the Trainer -----------------------------------------------------------------------------------------
 
@@ -140,7 +137,7 @@ class TrainerRun(TrainerCallback):
         trainer = self.trainer
         wrapped = trainer.model_wrapped
         try:
-            self.comm = comm = attach(
+            comm = attach(
                 getattr(wrapped, "_orig_mod", wrapped),  # DDP, which the Trainer compiles with the model
                 trainer.optimizer,
                 self.recipe,
@@ -153,6 +150,7 @@ class TrainerRun(TrainerCallback):
                     "The Trainer's DDP looks for unused parameters unless TrainingArguments(ddp_find_unused_parameters=False)"
                 )
             raise
+        self.run = AttachedRun(comm)
         if hasattr(comm.model, "save_pretrained"):
             vars(comm.model)["save_pretrained"] = ConsensusSave(self, comm.model)
         if self.checkpoint is not None:
@@ -160,7 +158,6 @@ class TrainerRun(TrainerCallback):
             sidecars.load(comm, str(folder), self.public_only)
         if self._notice is not None:
             self._watching.enter_context(comm.leaving_at(self._notice))
-        self._log = TrainerLog(comm)
         warn_of_gathers(trainer, comm, given.get("train_dataloader"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -168,57 +165,44 @@ class TrainerRun(TrainerCallback):
         refuse_local_sgd(getattr(wrapped, "_orig_mod", wrapped), state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if self.comm is not None and self.comm.stopping:
+        if self.run is not None and self.run.comm.stopping:
             control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        if self.comm is None or not self._is_attached():
+        if self.run is None or not self.run.goes_on:
             return
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            _keep_loaded(self.comm)
+            _keep_loaded(self.run.comm)
         else:
-            self.comm.finish()
+            self.run.comm.finish()
 
     # -- called by RecipeTrainer ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def consensus(self) -> Generator[None, None, None]:
+    def consensus(self) -> contextlib.AbstractContextManager[None]:
         """Swap in the consensus, unless it is there already or nothing is attached."""
-        if self._inside or self.comm is None or not self._is_attached():
-            yield
-            return
-        self._inside = True
-        try:
-            with self.comm.consensus():
-                yield
-        finally:
-            self._inside = False
+        return contextlib.nullcontext() if self.run is None else self.run.consensus()
 
     def remove_sidecar(self, folder: Path) -> None:
         """Remove this rank's file of an earlier run, so that a save that is cut off cannot be taken for a complete one."""
-        if self.comm is not None:
-            (folder / sidecars.name_of(self.comm.rank, self.comm.size)).unlink(missing_ok=True)
+        if self.run is not None:
+            (folder / sidecars.name_of(self.run.comm.rank, self.run.comm.size)).unlink(missing_ok=True)
 
     def write_sidecar(self, folder: Path) -> None:
-        if self.comm is not None and self._is_attached():
-            sidecars.write(self.comm, folder)
+        if self.run is not None and self.run.goes_on:
+            sidecars.write(self.run.comm, folder)
 
     def metrics(self) -> dict[str, float]:
-        return self._log() if self._log is not None and self._is_attached() else {}
+        return self.run.log() if self.run is not None and self.run.goes_on else {}
 
     def detach(self) -> None:
         """Detach, if training has ended with an exception; give the model back as it was."""
         self._watching.close()
-        comm, self.comm, self._log = self.comm, None, None
-        if comm is None:
+        run, self.run = self.run, None
+        if run is None:
             return
-        vars(comm.model).pop("save_pretrained", None)
-        if comm.model in attached:
-            comm.detach()
-
-    def _is_attached(self) -> bool:
-        """False once the communicator has been detached, by `comm.finish()` too."""
-        return self.comm is not None and self.comm.model in attached
+        vars(run.comm.model).pop("save_pretrained", None)
+        if run.goes_on:
+            run.comm.detach()
 
 
 class ConsensusSave:

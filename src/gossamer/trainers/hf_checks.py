@@ -1,7 +1,6 @@
 """What gossamer refuses and warns of under Hugging Face's Trainer. Nothing here imports the framework."""
 
 import inspect
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,24 +10,7 @@ from gossamer.integrations.attach import attach
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.ddp_wrapper import FLAG
 
-TESTED = (5, 24), (6,)  # releases of transformers: the first, and the first that is not
 OWN = ("process_group", "scaler", "find_unused_parameters")  # arguments of attach that the Trainer knows itself
-
-
-def refuse_release(version: str) -> None:
-    """Raise an ImportError for a release of transformers that this adapter was not written for.
-
-    >>> refuse_release("5.24.0")
-    >>> refuse_release("4.57.1")
-    Traceback (most recent call last):
-        ...
-    ImportError: transformers 4.57.1 is installed, but gossamer.trainers.hf needs transformers>=5.24,<6: pip install 'gossamer[hf]'
-    """
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-    if not TESTED[0] <= numbers < TESTED[1]:
-        raise ImportError(
-            f"transformers {version} is installed, but gossamer.trainers.hf needs transformers>=5.24,<6: pip install 'gossamer[hf]'"
-        )
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:

@@ -16,13 +16,8 @@ from typing import Any
 from gossamer.core.errors import AttachError
 from gossamer.integrations.communicator import Communicator
 from gossamer.recipe import Recipe
-from gossamer.trainers.lightning_shared import (
-    KEY,
-    NEEDS,
-    WithRecipe,
-    refuse_release,
-    remove_sidecars,
-)
+from gossamer.trainers.lightning_shared import KEY, NEEDS, WithRecipe, remove_sidecars, save_sidecars
+from gossamer.trainers.releases import LIGHTNING, refuse_release
 
 try:
     import lightning
@@ -32,7 +27,7 @@ try:
 except ImportError as error:
     raise ImportError(f"gossamer.trainers.lightning {NEEDS}") from error
 
-refuse_release(__name__, lightning.__version__)
+refuse_release(__name__, lightning.__version__, LIGHTNING)
 
 
 class LightningStrategy(WithRecipe, DDPStrategy):
@@ -124,37 +119,18 @@ class LightningStrategy(WithRecipe, DDPStrategy):
 
     # -- evaluations -------------------------------------------------------------------------------------------------
 
-    def on_validation_start(self) -> None:
-        """Swap in the consensus."""
-        self._enter_consensus()
-
-    def on_validation_end(self) -> None:
-        """Put this rank's own model back."""
-        self._leave_consensus()
-
-    def on_test_start(self) -> None:
-        """Swap in the consensus."""
-        self._enter_consensus()
-
-    def on_test_end(self) -> None:
-        """Put this rank's own model back."""
-        self._leave_consensus()
-
-    def on_predict_start(self) -> None:
-        """Swap in the consensus."""
-        self._enter_consensus()
-
-    def on_predict_end(self) -> None:
-        """Put this rank's own model back."""
-        self._leave_consensus()
-
     def _enter_consensus(self) -> None:
+        """Swap in the consensus."""
         if self._run is not None:
             self._run.enter_consensus()
 
     def _leave_consensus(self) -> None:
+        """Put this rank's own model back."""
         if self._run is not None:
             self._run.leave_consensus()
+
+    on_validation_start = on_test_start = on_predict_start = _enter_consensus
+    on_validation_end = on_test_end = on_predict_end = _leave_consensus
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -171,7 +147,7 @@ class LightningStrategy(WithRecipe, DDPStrategy):
         """Write the file on rank 0, and the sidecars of all ranks beside it unless it holds weights only."""
         if self._run is not None and not self._ends_alone and "optimizer_states" in checkpoint:
             filepath = self.broadcast(os.fspath(filepath))  # names may contain metrics that differ between ranks
-            checkpoint[KEY] = self._run.save_sidecars(filepath)
+            checkpoint[KEY] = save_sidecars(self._run, filepath)
         elif self.is_global_zero:
             remove_sidecars(filepath, 0)  # they would be of an older save
             if self._run is not None and self._ends_alone and self._run.comm.size > 1:
@@ -196,7 +172,7 @@ class LightningStrategy(WithRecipe, DDPStrategy):
         """Load the optimizer, then the sidecars, which may hold another model and optimizer for this rank."""
         super().load_optimizer_state_dict(checkpoint)
         if self._run is not None:
-            self._run.load_sidecars(self._loaded_from, checkpoint.get(KEY))
+            self._load_sidecars(self._run, self._loaded_from, checkpoint.get(KEY))
 
     # -- what ranks do together, but not after an exception ----------------------------------------------------------
 

@@ -4,25 +4,24 @@ A trainer saves one model and one optimizer. Ranks hold more: what they still ow
 local and gossip recipes a model and an optimizer of their own. The trainer's files stay the public model: the consensus.
 """
 
-import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gossamer.checkpoints.folder import read
 from gossamer.checkpoints.state import prepare
-from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack
+from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack, unpack
 from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
-from gossamer.integrations import checkpoint
+from gossamer.integrations.all_ranks import gathered, on_all
 from gossamer.integrations.communicator import Communicator
 
 FORMAT = 1
-T = TypeVar("T")
 
 
 def name_of(rank: int, size: int) -> str:
@@ -51,12 +50,12 @@ def write(comm: Communicator, folder: str | Path) -> None:
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
-        answers = checkpoint.gathered(comm, {"step": comm.step, "sum": _sum_of(tensors)})
+        answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors)})
         differ = len({answer["sum"] for answer in answers}) > 1 or isinstance(comm.recipe.schedule, TrainsElsewhere)
         stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
         own = {name: t.cpu() for name, t in tensors.items()} if differ else None
         content = {"format": FORMAT, "stamp": stamp, "comm": state, "own": own}
-        _on_all_ranks(comm, lambda: _put_file(Path(folder), comm, content))
+        on_all(comm, lambda: _put_file(Path(folder), comm, content))
 
 
 def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> None:
@@ -72,14 +71,14 @@ def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> N
         comm.load_state_dict([file["comm"] for file in files])
         own = [file["own"] for file in files]
         if own[0] is not None:
-            _on_all_ranks(comm, lambda: _restore(comm, own))
+            on_all(comm, lambda: _restore(comm, own))
 
 
 def check(comm: Communicator, folder: str | Path) -> None:
     """Raise the errors of `load`, and change nothing. All ranks call it together, before the trainer loads its model."""
     with comm.fabric.during("sidecars.check", comm.step - 1):
         saved = [file["comm"] for file in _checked(comm, Path(folder))]
-        _on_all_ranks(comm, lambda: prepare(comm.worker, saved))
+        on_all(comm, lambda: prepare(comm.worker, saved))
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
@@ -115,7 +114,7 @@ def _sum_of(tensors: Mapping[str, Tensor]) -> str:
 
 def _checked(comm: Communicator, folder: Path) -> list[dict[str, Any]]:
     """The files that this rank needs, of one save and complete on all ranks."""
-    files = _on_all_ranks(comm, lambda: _read(folder, comm))
+    files = on_all(comm, lambda: _read(folder, comm))
     _check_stamps(comm, folder, files)
     return files
 
@@ -137,7 +136,7 @@ def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
             f"rank {comm.rank}: {folder} is incomplete: {', '.join(missing)} is missing. The save was cut off, or the ranks do not share "
             f"this folder: load the checkpoint before it, or copy the files of all ranks here. {ways}"
         )
-    files = [checkpoint.read(folder / name_of(r, size)) for r in wanted]
+    files = [read(folder / name_of(r, size)) for r in wanted]
     for rank, file in zip(wanted, files, strict=True):
         if not isinstance(file, dict) or file.get("format") != FORMAT:
             raise CheckpointError(f"{folder / name_of(rank, size)} was not written by this version of gossamer")
@@ -147,7 +146,7 @@ def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
 def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]]) -> None:
     stamps = {
         stamp
-        for answer in checkpoint.gathered(comm, {"stamps": [file["stamp"] for file in files]})
+        for answer in gathered(comm, {"stamps": [file["stamp"] for file in files]})
         for stamp in answer["stamps"]
     }
     if len(stamps) > 1:
@@ -163,26 +162,8 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
         held = [tensors[name] for tensors in own if name in tensors]
         return held[0] if len(own) == 1 else mean_of_ranks(held, len(own))
 
-    with io.BytesIO(own[0]["frame"].numpy().tobytes()) as file:
-        frame = torch.load(file, weights_only=True)
-    tree = fill(frame, find)
+    tree = fill(unpack(own[0]["frame"]), find)
     if len(own) == 1:
         comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
     for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
         optimizer.load_state_dict(state)
-
-
-# -- all ranks together --------------------------------------------------------------------------------------------
-
-
-def _on_all_ranks(comm: Communicator, do: Callable[[], T]) -> T:
-    """Do it; if it fails on one rank, raise an error on all ranks."""
-    answer, problem = None, ""
-    try:
-        answer = do()
-    except CheckpointError as error:
-        problem = str(error)
-    for rank, other in enumerate(checkpoint.gathered(comm, {"problem": problem[:2000]})):
-        if problem or other["problem"]:
-            raise CheckpointError(problem or f"rank {rank} cannot go on: {other['problem']}")
-    return answer  # pyright: ignore[reportReturnType]

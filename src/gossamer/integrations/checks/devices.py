@@ -59,10 +59,3 @@ def refuse_lengths(recipe: Recipe, device: torch.device) -> None:
                 f"{codec} writes messages whose length depends on their content, so the host would have to wait for {device} at "
                 "each message: use a codec with a fixed length, such as topk with index='int32'"
             )
-
-
-def shared_buffers(model: nn.Module, policy: str) -> dict[str, Tensor]:
-    """Return the buffers that ranks average or copy, by name."""
-    if policy == "local":
-        return {}
-    return {n: b for n, b in model.named_buffers() if b.is_floating_point() and b.numel()}

@@ -40,8 +40,11 @@ def refuse_members(group: Members, recipe: Recipe, nodes: object, scaler: object
         )
     per_node = group.node.size if nodes == "members" else 1
     refuse_recipe(recipe if per_node == 1 else in_two_levels(recipe, per_node), per_node)
-    if not isinstance(recipe.schedule, Elastic):
-        _refuse_scaler(scaler)
+    if scaler is not None and not isinstance(recipe.schedule, Elastic):
+        raise AttachError(
+            "members() with scaler=: a step that is dropped has no gradients, which a GradScaler takes for a mistake; train in "
+            "bfloat16, which needs no scaler"
+        )
 
 
 def _refuse_shards(recipe: Recipe, nodes: object) -> None:
@@ -67,15 +70,6 @@ def refuse_recipe(recipe: Recipe, per_node: int = 1) -> None:
     """Refuse a recipe that cannot go on without a lost rank; `per_node` ranks are lost, and come, together."""
     if why := _cannot_go_on(recipe, per_node):
         raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
-
-
-def _refuse_scaler(scaler: object) -> None:
-    """Refuse what a recipe whose ranks step together cannot have under members()."""
-    if scaler is not None:
-        raise AttachError(
-            "members() with scaler=: a step that is dropped has no gradients, which a GradScaler takes for a mistake; train in "
-            "bfloat16, which needs no scaler"
-        )
 
 
 def _cannot_go_on(recipe: Recipe, per_node: int) -> str:
@@ -155,7 +149,7 @@ LOST = "is lost; the others go on, and it may come back"
 LEFT = "has left, and the others have taken on what it owed; they go on, and it may come back"
 
 
-def tell(
+def warn_of_changes(
     step: int, rank: int, lost: Sequence[int], back: Sequence[int], left: Sequence[int], known: Collection[int]
 ) -> None:
     """Warn the user of ranks that were lost, have left, are back, or have come for the first time (not `known`)."""

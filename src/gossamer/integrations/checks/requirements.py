@@ -78,8 +78,6 @@ UNTOLD_MEANS = (
         because=UNTOLD
         + "{memory} would keep gradients of one loss scale and send them under another; call attach(..., scaler=scaler)",
     ),
-)
-UNTOLD_MOMENTUM = (
     excludes(
         "sends momentum",
         because=UNTOLD
@@ -154,19 +152,3 @@ WEIGHTED = (
     ),
 )
 """Constraints of ranks with different weights."""
-
-
-__all__ = [
-    "HOOK",
-    "HOOK_ALONE",
-    "SCALED",
-    "UNTOLD_LOCAL",
-    "UNTOLD_MEANS",
-    "UNTOLD_MOMENTUM",
-    "UNUSED",
-    "WEIGHTED",
-    "for_all_ranks",
-    "for_buffers",
-    "for_silence_on",
-    "refuse",
-]
