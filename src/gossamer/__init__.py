@@ -51,32 +51,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "gossamer": ["data", "recipes"],
-    "gossamer.core.errors": [
-        "AttachError",
-        "CheckpointError",
-        "CostError",
-        "DeadlockError",
-        "GossamerError",
-        "OutputError",
-        "PeerError",
-        "RecipeError",
-        "UnknownPartError",
-        "WireError",
-    ],
-    "gossamer.fabrics.liveness.store_server": ["members"],
-    "gossamer.integrations": ["Communicator", "attach", "checkpoint", "ddp"],
-    "gossamer.kernels": ["warmup"],
-    "gossamer.recipe": ["Recipe"],
+    "Communicator": "gossamer.integrations",
+    "Recipe": "gossamer.recipe",
+    "attach": "gossamer.integrations",
+    "checkpoint": "gossamer.integrations",
+    "ddp": "gossamer.integrations",
+    "members": "gossamer.fabrics.liveness.store_server",
+    "warmup": "gossamer.kernels",
+    **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "gossamer.core.errors"),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a name when it is first used: importing torch takes a second, and ctrl-C must work before that."""
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = import_module(f"{home}.{name}") if home == __name__ else getattr(import_module(home), name)
+    home = _HOMES.get(name)  # "data" and "recipes" are modules of the package itself
+    value = import_module(f"{__name__}.{name}") if home is None else getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -59,9 +59,8 @@ def describe(value: Any) -> str:
     ('float32 [2, 3] a3c1ca20', 'int 6abf4a82')
     """
     if not isinstance(value, Tensor):
-        plain = type(value) in (str, bool, float) or _is(
-            value, int
-        )  # only these types are saved; others may have an unstable repr
+        # Only these types are saved; others may have an unstable repr.
+        plain = type(value) in (str, bool, float) or _is(value, int)
         return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     try:
@@ -245,15 +244,15 @@ def check_whole(worker: Worker, found: Manifest, buckets: Sequence[BucketState],
     entries = {**found.equal, **next(iter(found.own.values()))}
     fragments = {name: c.fragment for c in buckets for name in c.names}
     for bucket, state in zip(buckets, states, strict=True):
+        inside = [s.name for s in bucket.layout.segments]
         together = [name for name in worker.params if fragments[name] == bucket.fragment]
-        for role, names in ("schedule", together), ("mixer", [s.name for s in bucket.layout.segments]):
-            words = [key for key, tensor in state[role].items() if tensor.dtype != torch.uint8]
-            if role == "schedule":
-                words = [key for key in words if worker.recipe.schedule.policy(key) != "shard"]
-            inside = [s.name for s in bucket.layout.segments]
-            for word, name in ((w, n) for w in words for n in (inside if w in BY_BLOCK else names)):
-                if f"{role}/{word}/{name}" not in entries:
-                    raise CheckpointError(
-                        f"the checkpoint has a {word} of other parameters and none of {name!r}, which was added just before it "
-                        "was saved; take another checkpoint"
-                    )
+        wanted = [("mixer", word, name) for word in state["mixer"] for name in inside]
+        for word in state["schedule"]:
+            if worker.recipe.schedule.policy(word) != "shard":
+                wanted += [("schedule", word, name) for name in (inside if word in BY_BLOCK else together)]
+        for role, word, name in wanted:
+            if state[role][word].dtype != torch.uint8 and f"{role}/{word}/{name}" not in entries:
+                raise CheckpointError(
+                    f"the checkpoint has a {word} of other parameters and none of {name!r}, which was added just before it "
+                    "was saved; take another checkpoint"
+                )

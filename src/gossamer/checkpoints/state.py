@@ -123,15 +123,11 @@ def prepare(worker: Worker, saved: "Mapping[str, Any] | Sequence[Mapping[str, An
         for bucket, state in zip(worker.buckets, states, strict=True):
             bucket.states.update(state)
         worker.in_flight.restore(landing, lost, arrived)
-        if found.head["size"] != worker.size:
-            _move_in(worker)
+        schedule = worker.recipe.schedule
+        if found.head["size"] != worker.size and isinstance(schedule, TrainsElsewhere):
+            schedule.moves_in(worker.loop)
 
     return put
-
-
-def _move_in(worker: Worker) -> None:
-    if isinstance(worker.recipe.schedule, TrainsElsewhere):
-        worker.recipe.schedule.moves_in(worker.loop)
 
 
 def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: Worker) -> None:

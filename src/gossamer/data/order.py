@@ -59,10 +59,8 @@ class Order(Sampler[list[Any]]):
                 raise GossamerError(f"Order: {name} must be a whole number of 1 or more, got {value!r}")
         self._taken, self._step = 0, 0  # samples that steps have used, and after how many steps
         self._retries = comm.retries
-        self._drawn, self._is_ahead = (
-            0,
-            False,
-        )  # samples that the loop has got since then; True if it got more than one step's
+        self._drawn = 0  # samples that the loop has got since then
+        self._is_ahead = False  # True if it got more than one step's
         self._planned, self._is_watched = deque[Draw](), False
         self._scale = 1.0
         self._step_samples()

@@ -113,9 +113,9 @@ def attach(
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
-    model = model_inside(model)
-    looped, wrapper = model, wrapper_of(model)
-    holds = held(model, looped)
+    looped = model_inside(model)
+    wrapper, holds = wrapper_of(looped), held(looped)
+    model = looped
     if wrapper is not None:
         model, process_group = wrapper.module, process_group or wrapper.process_group
         find_unused_parameters |= wrapper.find_unused_parameters
@@ -139,16 +139,22 @@ def attach(
         if wrapper is not None:
             refuse_options(wrapper)
             policy = buffers or _as_ddp_does(wrapper)
+        refuse_model(model)
+        optimizers = optimizers_of(optimizer)
         parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
-        plan = _plan(model, optimizer, parsed, policy, scaler, find_unused_parameters)
-        holds.check(plan.params, plan.recipe)
+        for one in (parsed, *parsed.reached):
+            refuse_optimizers(optimizers, one)
+        named = _trainable(model, optimizers)
+        shared = check(model, parsed, policy, scaler, find_unused_parameters)
+        holds.check(named, parsed)
         if refusal is not None:
             raise refusal
         if fabric.size > 1:
-            refuse_searches(plan.optimizers)
-            refuse_devices(plan.params, {} if plan.facts["buffers"] == "local" else floats(model))
-            refuse_lengths(plan.recipe, fabric.device)
-        return plan._replace(facts={"deadline": deadline, **plan.facts})
+            refuse_searches(optimizers)
+            refuse_devices(named, {} if shared == "local" else floats(model))
+            refuse_lengths(parsed, fabric.device)
+        alike = {"deadline": deadline, "buffers": shared, "find_unused_parameters": find_unused_parameters}
+        return Plan(parsed, named, optimizers, alike)
 
     def agreed_in_a_replica(refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
         return holds.agreed(refusal, {**facts, "weight": weight, "ranks with the same shard": fabric.size})
@@ -162,7 +168,6 @@ def attach(
         holds.take_over()
         comes = fabric.present.joins  # to others that are at work
         worker = make_worker(plan, fabric, "attach", model, seed, holds.replica)
-        worker.untrained = Untrained(model, worker) if fabric.members else None
         worker.measurement.every = measure_every
         if fabric.size > 1 and not comes:
             fabric.run(agree_on_weights(worker, weight), "attach")
@@ -170,35 +175,12 @@ def attach(
         meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
         meter.on_late = on_late
         meter.begin(kind, recorder)
-        steps = StepLoop(
-            model,
-            plan.optimizers,
-            worker,
-            fabric,
-            meter,
-            buffers=plan.facts["buffers"],
-            scaler=scaler,
-            before_step=before_step,
-        )
+        steps = StepLoop(model, plan, worker, fabric, meter, scaler)
+        steps.before_step = before_step
         backward = Backward(steps, looped, holds, find_unused=find_unused_parameters)
         comm = Communicator(steps, backward, [holds, *([] if wrapper is None or kind == DDP else [Passing(wrapper)])])
-        if fabric.members is not None and not isinstance(worker.recipe.schedule, Elastic):
-            steps.regrouping = Regrouping(steps, comes)
         if fabric.members is not None:
-            at_own_pace = isinstance(worker.recipe.schedule, Elastic)
-            steps.parting = PartingAtOwnPace(steps) if at_own_pace else PartingTogether(steps, fabric.members)
-        if comes:  # the others wait to hand over what they have agreed on
-            worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
-            if worker.ranks.weights:
-                refuse_weights(worker)
-            if steps.regrouping is None:
-                fabric.run(worker.begin(), "attach")
-            else:
-                steps.regrouping.join_in()
-                steps.take_part()
-            meter.restart()
-        if fabric.members is not None:
-            fabric.members.at_work()
+            _train_among(fabric.members, steps, comes)
         return comm
     except BaseException:
         holds.remove()
@@ -206,6 +188,27 @@ def attach(
         if recorder is not None:
             recorder.close()
         raise
+
+
+def _train_among(members: Members, steps: StepLoop, comes: bool) -> None:
+    """Let the run go on when members change; one that `comes` to others at work takes over what they have agreed on."""
+    worker, fabric = steps.worker, steps.fabric
+    worker.untrained = Untrained(steps.model, worker)
+    if isinstance(worker.recipe.schedule, Elastic):
+        steps.parting = PartingAtOwnPace(steps)
+    else:
+        steps.parting, steps.regrouping = PartingTogether(steps, members), Regrouping(steps, comes)
+    if comes:  # the others wait to hand over
+        worker.ranks.regroup(fabric.present)  # one may be lost since this rank came
+        if worker.ranks.weights:
+            refuse_weights(worker)
+        if steps.regrouping is None:
+            fabric.run(worker.begin(), "attach")
+        else:
+            steps.regrouping.join_in()
+            steps.take_part()
+        steps.meter.restart()
+    members.at_work()
 
 
 def _fabric(group: Crowd, holds: HeldModel, deadline: float, patience: Patience, device: torch.device) -> TorchFabric:
@@ -219,24 +222,6 @@ def _fabric(group: Crowd, holds: HeldModel, deadline: float, patience: Patience,
 def _as_ddp_does(wrapper: DistributedDataParallel) -> MemoryPool | None:
     """Return the buffer policy of DDP: "broadcast" from rank 0, unless `broadcast_buffers=False`."""
     return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
-
-
-def _plan(
-    model: nn.Module,
-    optimizer: object,
-    parsed: Recipe,
-    buffers: MemoryPool | None,
-    scaler: Any,
-    find_unused: bool,
-) -> Plan:
-    """Check that this rank's arguments fit together."""
-    refuse_model(model)
-    optimizers = optimizers_of(optimizer)
-    for one in (parsed, *parsed.reached):
-        refuse_optimizers(optimizers, one)
-    named = _trainable(model, optimizers)
-    policy = check(model, parsed, buffers, scaler, find_unused)
-    return Plan(parsed, named, optimizers, {"buffers": policy, "find_unused_parameters": find_unused})
 
 
 def check(
@@ -288,5 +273,5 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
             f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
             "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
         )
-    warn_of_unstepped(named, optimizers, stacklevel=6)
+    warn_of_unstepped(named, optimizers, stacklevel=5)
     return named

@@ -34,7 +34,7 @@ def make_equal(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker
     for optimizer, described in zip(whole, everyone[0], strict=True):
         for parameter, entries in zip(parameters_of(optimizer), described, strict=True):
             tensors += adopt(optimizer, parameter, entries)
-    yield from broadcast(tensors, worker.rank, device)
+    yield from broadcast(tensors, device, gives=worker.rank == 0)
 
 
 def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) -> Program[None]:
@@ -46,7 +46,7 @@ def make_model_equal(model: nn.Module, worker: Worker, compared: Sequence[str]) 
         for name, *found in zip(compared, *rows, strict=True):
             if len(set(found)) == 1:
                 del parts[name]
-    yield from broadcast([*parts.values()], worker.rank, worker.device)
+    yield from broadcast([*parts.values()], worker.device, gives=worker.rank == 0)
 
 
 def _hash(tensor: Tensor) -> int:
@@ -54,30 +54,31 @@ def _hash(tensor: Tensor) -> int:
     return int.from_bytes(blake2b(digest(tensor).encode(), digest_size=7).digest())
 
 
-def broadcast(tensors: Sequence[Tensor], rank: int, device: torch.device) -> Program[None]:
-    """Overwrite the tensors of all ranks with rank 0's, one bucket at a time.
+def broadcast(tensors: Sequence[Tensor], device: torch.device, gives: bool, takes: bool = True) -> Program[None]:
+    """Overwrite the tensors of all ranks that take with those of the one that gives, one bucket at a time.
 
-    Rank 0's bits are summed as integers with zeros from all other ranks: exact for every type, and no rank stores N copies.
+    The bits of who gives are summed as integers with zeros from all others: exact for every type, and no rank stores N copies.
     """
-    for bucket in _buckets(_pieces(tensors)):
+    for bucket in _buckets(piece for tensor in tensors for piece in _pieces(tensor.detach())):
         places = [0, *accumulate(_room(piece) for piece in bucket)]
         wire = torch.zeros(places[-1], dtype=torch.uint8, device=device)
-        if rank == 0:
+        if gives:
             for piece, at in zip(bucket, places):
                 _as(piece, wire[at:]).copy_(piece)
         agreed = (yield from all_reduce(wire.view(torch.int32))).view(torch.uint8)
-        for piece, at in zip(bucket, places):
+        for piece, at in zip(bucket, places) if takes else ():
             piece.copy_(_as(piece, agreed[at:]))
 
 
-def _pieces(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield writable views, none longer than a bucket; tensors that are not contiguous stay whole."""
-    for tensor in tensors:
-        whole = tensor.detach()
-        if whole.is_contiguous():
-            yield from whole.view(-1).split(BUCKET // whole.element_size())
-        else:
-            yield whole
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield writable views, none longer than a bucket: the same ones on all ranks, whatever the layout in memory."""
+    count = -(-tensor.numel() * tensor.element_size() // BUCKET)
+    if count <= 1:
+        yield tensor
+        return
+    longest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
+    for piece in tensor.chunk(count, longest):
+        yield from _pieces(piece)
 
 
 def _buckets(pieces: Iterable[Tensor]) -> Iterator[list[Tensor]]:

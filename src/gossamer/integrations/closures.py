@@ -7,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
+from gossamer.integrations.checks.introspection import kind_names
 
 Closure = Callable[[], Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # the arguments of `optimizer.step`, itself the first of them
@@ -16,7 +17,7 @@ INSTEAD = "use an optimizer that takes one gradient a step, such as SGD or AdamW
 def refuse_searches(optimizers: Sequence[Optimizer]) -> None:
     """Refuse optimizers that call their closure many times within one step, as LBFGS does."""
     for optimizer in optimizers:
-        if any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
+        if "LBFGS" in kind_names(type(optimizer)):
             raise AttachError(
                 f"{type(optimizer).__name__} computes the gradient several times within one step, and only the first gradient "
                 "would be averaged: each rank would search a minimum of its own data; " + INSTEAD

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakSet
@@ -10,147 +9,45 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
-from gossamer.core.errors import AttachError, CheckpointError, GossamerError, PeerError
-from gossamer.core.schedule import Elastic, TrainsElsewhere
-from gossamer.data.parts import Parts
-from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.liveness.departure import OwnNotice
-from gossamer.fabrics.liveness.notice import Notice
+from gossamer.core.errors import AttachError, CheckpointError, GossamerError
+from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.joint_consensus import JointConsensus
 from gossamer.integrations.metrics import Told
+from gossamer.integrations.parting import StopNotice
+from gossamer.integrations.run_facts import RunFacts
 from gossamer.integrations.saving import Saving
-from gossamer.integrations.shard_group import ShardGroup
 from gossamer.integrations.steps import StepLoop
-from gossamer.integrations.weights import Stopwatch, share_out
-from gossamer.recipe import Recipe
-from gossamer.runtime import Heterogeneity, Sharded, gradients_of, heterogeneity
+from gossamer.integrations.weights import Shares
+from gossamer.runtime import Heterogeneity, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
 
 
-class Communicator:
-    """Controls an attached run and reports its bytes and state; `gossamer.attach` returns it.
+class Communicator(RunFacts):
+    """Controls an attached run; `gossamer.attach` returns it.
 
     The training loop does not change. When `backward()` returns, gradients are averaged; when `optimizer.step()` returns,
     parameters are averaged, mixed or pulled, as the recipe says.
     """
 
     def __init__(self, steps: StepLoop, backward: Backward, besides: Iterable[Any] = ()) -> None:
-        self.model, self.optimizers, self.worker, self.fabric = (
-            steps.model,
-            steps.optimizers,
-            steps.worker,
-            steps.fabric,
-        )
-        self._steps, self._backward, self._meter = steps, backward, steps.meter
-        self._shares = list[int]()  # samples of each rank that is present, as last planned
-        self._shared_among = self.worker.ranks.present  # the ranks of that plan
-        self._watch = Stopwatch()
+        super().__init__(steps.worker, steps.fabric, steps.meter)
+        self.model, self.optimizers = steps.model, steps.optimizers
+        self._steps, self._backward = steps, backward
+        self._shares, self._notice = Shares(self.worker, self.fabric), StopNotice(steps)
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._notice: Notice | OwnNotice | None = None  # inside of `leaving_at`, and after it
-        self._notice_seconds = 0.0
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
 
     @property
-    def recipe(self) -> Recipe:
-        """The recipe in force; a controller may have changed it since `attach`."""
-        return self.worker.recipe
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps completed. With backup workers it may jump: loop `while comm.step < total`."""
-        return self.worker.step - 1
-
-    @property
-    def ends_round(self) -> bool:
-        """True if the last step ended a round: evaluate or save then. Without rounds, true after every step."""
-        return self.recipe.schedule.ends_round(self.step)
-
-    @property
-    def rank(self) -> int:
-        """Rank of this process in its group, from 0; under `members()` its seat. It stays as long as the process."""
-        return self.fabric.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks that train together; 1 without a process group.
-
-        Under `members()` the number of seats, however many are taken: `len(comm.present)` is that of ranks at work.
-        """
-        return self.fabric.size
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if FSDP2 shards the model, so that this rank holds a part of each parameter."""
-        return any(isinstance(param, Sharded) for param in self.worker.params.values())
-
-    @property
-    def present(self) -> tuple[int, ...]:
-        """Ranks that take part now, in order; under `members()` ranks may be lost, and may come."""
-        return self.worker.ranks.present.ranks
-
-    @property
-    def parts(self) -> Parts:
-        """Who takes samples now, with which weights: all ranks present, and the shards of each. `gossamer.data.Order` asks it."""
-        ranks, replica = self.worker.ranks, self.worker.replica
-        present, weighed = ranks.cut_for(self.step)
-        held = weighed or (1.0,) * self.size
-        weights = held if len(held) == len(present.ranks) else [held[rank] for rank in present.ranks]
-        each = tuple(float(weight) for weight in weights for _ in range(replica.size))
-        return Parts(each, present.place * replica.size + replica.index)
-
-    @property
     def retries(self) -> int:
         """Steps that were dropped since the members changed, and are taken again: their numbers stay. `gossamer.data.Order` asks it."""
         return self._steps.retries
-
-    @property
-    def ledger(self) -> Ledger:
-        """All requests that this rank sent over the network, with bytes and seconds."""
-        return self.fabric.ledger
-
-    @property
-    def dropped(self) -> list[int]:
-        """Steps at which this rank's gradient was not used: too late, or dropped when the members changed."""
-        return list(self.worker.record.dropped_steps)
-
-    @property
-    def dropped_samples(self) -> dict[int, list[Any]]:
-        """Samples of the dropped steps, as given to `samples()`: feed them again, or log them."""
-        return dict(self.worker.record.dropped_samples)
-
-    @property
-    def accepted(self) -> tuple[int, ...]:
-        """Ranks whose gradients are in the current or last update; empty if every step waits for all ranks."""
-        return self.worker.record.last_accepted
-
-    @property
-    def acceptance(self) -> list[float]:
-        """Fraction of steps that used each rank's gradient; empty if every step waits for all ranks.
-
-        A rank near zero is always late, and its data are not learned. Give it another shard now and then.
-        """
-        worker = self.worker
-        return (
-            [worker.record.accepted[rank] / worker.record.closed_steps for rank in range(self.size)]
-            if worker.record.closed_steps
-            else []
-        )
-
-    @property
-    def staleness(self) -> dict[int, int]:
-        """Counts of models that this rank received, by their age in steps.
-
-        Under `async_sgd` the age of this rank's updates: steps that the model has moved on when they are added. Empty if
-        messages arrive by schedule, and on ranks that only serve others.
-        """
-        return dict(sorted(self.worker.record.ages.items()))
 
     def samples(self, *batch: Any) -> None:
         """Name the samples of this step's gradient, by indices or any other values.
@@ -178,60 +75,11 @@ class Communicator:
 
         Checkpoints do not store the share: store it yourself, and resume with `attach(..., weight=share)`.
         """
-        self._follow_present()
-        if self.size > 1 and seconds is None:
-            mine = self._shares[self.worker.rank] if self._shares else 1
-            if not self._watch.stop(self.exposed_seconds, self.step, mine) and sum(self._shares) == samples:
-                self._watch.start(self.exposed_seconds, self.step)
-                return mine
-            seconds = self._watch.seconds(self.worker.ranks.weight)
-        mine = self._plan(samples, 1.0 if seconds is None else seconds, most)
-        self._watch.start(self.exposed_seconds, self.step)
-        return mine
-
-    def _plan(self, samples: int, seconds: float, most: int | None) -> int:
-        if self.size == 1:
-            self._shares = [samples]
-            return samples
-        while True:
-            try:
-                program = share_out(self.worker, samples, seconds, most, self._shares)
-                self._shares = self.fabric.run(program, "comm.share", self.step)
-                return self._shares[self.worker.rank]
-            except PeerError as failure:
-                self._outlive(failure)
-                self._follow_present()
-
-    def _follow_present(self) -> None:
-        """Plan shares anew, at equal calls from now on, if ranks were lost or have come since the last plan."""
-        if self._shared_among != self.worker.ranks.present:
-            self._shared_among, self._shares, self._watch = self.worker.ranks.present, [], Stopwatch()
-
-    @property
-    def spoilt(self) -> dict[int, int]:
-        """Number of averages that values of a rank made non-finite, by rank, and under gossip of the steps at which its model was
-        left out, as far as this rank met it; ranks with none are left out."""
-        return self.worker.record.spoilers()
-
-    @property
-    def accumulate(self) -> int:
-        """Number of micro-batches per step, as of now."""
-        return self.recipe.schedule.shape.micro_batches
+        return self._shares.mine(samples, seconds, most)
 
     def loss(self, loss: Tensor | float) -> None:
         """Pass the loss to the controller only; older form of `log(loss=loss)`."""
         self.worker.loss = loss
-
-    @property
-    def progress(self) -> float:
-        """Steps so far, counted in steps with one rank's batch: under `adascale` more than `step`."""
-        known = self.worker.controller.state.get("progress")
-        return float(self.step if known is None else known)
-
-    @property
-    def exposed_seconds(self) -> float:
-        """Seconds since `attach` that the training loop waited for the network."""
-        return self._meter.exposed_seconds
 
     @property
     def before_step(self) -> Callable[[], None] | None:
@@ -307,23 +155,8 @@ class Communicator:
         `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
         A warning says if a save takes longer than the notice.
         """
-        if self._notice is not None:
-            raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
-        if not seconds > 0:
-            raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
-        self._notice, self._notice_seconds = self._watch_for_notice(), seconds
-        self._meter.watch(self._notice)
-        with self._notice.on_signals():
+        with self._notice.taken(seconds):
             yield
-
-    def _watch_for_notice(self) -> Notice | OwnNotice:
-        shards, parting = self.worker.replica, self._steps.parting
-        if parting is not None:
-            parting.refuse_nodes()
-            return parting.notice
-        if not isinstance(shards, ShardGroup):
-            return self.fabric.watch_for_notice()
-        return shards.watch_for_notice(self.fabric, self.worker.device, self.step)
 
     @property
     def stopping(self) -> bool:
@@ -331,9 +164,7 @@ class Communicator:
 
         Ask on all ranks after the same steps. While nobody is told it asks nobody. Under `members()` only for this rank.
         """
-        if isinstance(self._notice, Notice):
-            return self._notice.may_stop(self.step)
-        return self._steps.parting is not None and self._steps.parting.is_over
+        return self._notice.is_over
 
     @property
     def has_left(self) -> bool:
@@ -352,13 +183,9 @@ class Communicator:
 
     def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
         """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
-        self._meter.saved(path, seconds)
-        if is_over and self._notice is not None and seconds > self._notice_seconds:
-            warnings.warn(
-                f"a save took {seconds:.3g} seconds, and a notice of {self._notice_seconds:g} seconds is shorter: a run that is told "
-                "to stop would be ended in its save. Save every few minutes besides, or to a faster disk",
-                stacklevel=3,
-            )
+        self.meter.saved(path, seconds)
+        if is_over:
+            self._notice.warn_if_shorter_than(seconds)
 
     def finish(self) -> None:
         """End training: set every rank's model to the consensus (an exact average) and detach.
@@ -388,14 +215,7 @@ class Communicator:
         if self.fabric.members is None:
             self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
         else:
-            JointConsensus(self._steps, own, self._outlive).swap_in()
-
-    def _outlive(self, failure: PeerError) -> None:
-        """Go on with the ranks that are left after a request of this communicator; raises the failure where they cannot."""
-        schedule = self.recipe.schedule
-        if self.fabric.members is None or not isinstance(schedule, Elastic):
-            raise failure
-        self.fabric.run(schedule.outlive(self.worker.loop, failure))
+            JointConsensus(self._steps, own).swap_in()
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """Measure how much the ranks' gradients differ at the consensus model; all ranks call it together, between steps.
@@ -467,16 +287,9 @@ class Communicator:
         `optimizer.step()` it belongs to the current step, after it to the step just done; call it once a step, always at the
         same place. Nothing is communicated.
         """
-        self._meter.log(loss, held_out)
+        self.meter.log(loss, held_out)
         if loss is not None:
             self.worker.loss = loss
-
-    def metrics(self) -> dict[str, float]:
-        """Return bytes, ratio to dense, waiting time, compression error and residual of this rank since `attach`.
-
-        Nothing is communicated. For a time series pass a function to `attach` as `on_metrics`.
-        """
-        return self._meter.totals()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain tensors and scalars; save one per rank, between steps.
@@ -515,7 +328,7 @@ class Communicator:
         self._micro = 0
         self._steps.forget()
         self._backward.rebuild()
-        self._meter.restart()
+        self.meter.restart()
 
     def settle_saving(self) -> None:
         """Wait for a checkpoint that is being written; raise its error where `wait()` has not raised it before."""
@@ -536,7 +349,7 @@ class Communicator:
             self._handles.clear()
             attached.discard(self.model)
             self.fabric.close()
-            self._meter.end()
+            self.meter.end()
 
     def __enter__(self) -> "Communicator":
         return self

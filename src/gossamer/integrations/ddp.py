@@ -16,7 +16,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError
 from gossamer.core.torch_private import private_name
-from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
@@ -30,6 +29,7 @@ from gossamer.integrations.groups import Where, between_nodes
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, Told, check_callback
 from gossamer.integrations.run_events import recorded
+from gossamer.integrations.run_facts import RunFacts
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
@@ -44,7 +44,7 @@ _told_of: Any = private_name(
 ANEW = "requires_grad changed after DDP was made: make the DDP model again, then register"
 
 
-class Hook:
+class Hook(RunFacts):
     """Runs a recipe on the gradients in DDP's buckets.
 
     DDP regroups its buckets after the first step; gossamer's buckets stay as they are.
@@ -58,36 +58,15 @@ class Hook:
         scaler: Any,
         meter: Meter,
     ) -> None:
+        super().__init__(worker, fabric, meter)
         self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)
-        self.worker, self.fabric = worker, fabric
         self._scale = None if scaler is None else KnownScale(scaler)
         self.names = {id(param.parameter): name for name, param in worker.params.items()}
         self.intake = GradBuckets(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
-        self._meter = meter
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
         watches = any(each is not None for each in (meter.on_metrics, meter.overseer, meter.events))
         self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe in force; a controller may have changed it since `register`."""
-        return self.worker.recipe
-
-    @property
-    def step(self) -> int:
-        """Number of times that gradients were averaged."""
-        return self.worker.step - 1
-
-    @property
-    def spoilt(self) -> dict[int, int]:
-        """Number of averages that values of a rank made non-finite, by rank; ranks with none are left out."""
-        return self.worker.record.spoilers()
-
-    @property
-    def ledger(self) -> Ledger:
-        """All requests that this rank sent over the network, with bytes and seconds."""
-        return self.fabric.ledger
 
     def check_sync(self) -> None:
         """Compare hashes of all parameters between ranks, between steps; the error names those that differ."""
@@ -97,11 +76,7 @@ class Hook:
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Log the training loss or a quality on held-out data, as `Communicator.log` does."""
-        self._meter.log(loss, held_out)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics since `register`, as `Communicator.metrics` does."""
-        return self._meter.totals()
+        self.meter.log(loss, held_out)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain tensors and scalars; save one per rank, between steps."""
@@ -111,7 +86,7 @@ class Hook:
         """Load a `state_dict`; after a change of world size, give the dictionaries of all old ranks."""
         checkpoints.load(self.worker, saved)
         self.intake = GradBuckets(self.worker, self._launch)
-        self._meter.restart()
+        self.meter.restart()
 
     def close(self) -> None:
         """End the comm thread. DDP cannot remove a hook: to train on, take the model out of DDP."""
@@ -120,7 +95,7 @@ class Hook:
         if self._scale is not None:
             self._scale.remove()
         self.fabric.close()
-        self._meter.end()
+        self.meter.end()
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Collect the gradients of one DDP bucket; return a future of the averaged bucket."""
@@ -134,9 +109,8 @@ class Hook:
             self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
         buffer = bucket.buffer()
-        gradients = (
-            [buffer] if buffer.is_sparse else list(bucket.gradients())
-        )  # DDP gives a sparse gradient its own bucket
+        # DDP gives a sparse gradient its own bucket.
+        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())
         promise = _promise_of(buffer)
         self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):
@@ -158,7 +132,7 @@ class Hook:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
-            self._meter.step_ended()
+            self.meter.step_ended()
 
     def _launch(self, index: int, flat: Tensor) -> None:
         self.fabric.run(self.worker.ready(index, flat))
@@ -306,6 +280,7 @@ def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:
         return default_hooks.allreduce_hook(group, bucket)
 
     return plain_hook
+
 
 
 __all__ = ["Hook", "register"]

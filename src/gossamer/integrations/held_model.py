@@ -83,13 +83,13 @@ class WholeModel:
     def remove(self) -> None: ...
 
 
-def held(model: nn.Module, looped: nn.Module) -> HeldModel:
-    """How this rank holds a model."""
-    if not any(map(is_fsdp2, model.modules())):
+def held(looped: nn.Module) -> HeldModel:
+    """How this rank holds the model that its training loop calls."""
+    if not any(map(is_fsdp2, looped.modules())):
         return WholeModel(looped)
     from gossamer.integrations.fsdp import ShardedModel
 
-    return ShardedModel(model)
+    return ShardedModel(looped)
 
 
 def cut_again(model: nn.Module) -> None:

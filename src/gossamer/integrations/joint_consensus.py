@@ -12,22 +12,32 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import PeerError
+from gossamer.core.schedule import Elastic
 from gossamer.core.verbs import MembersChanged, Program
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
 from gossamer.integrations.broadcast import broadcast
 from gossamer.integrations.handshake import numbers_of_all
 from gossamer.integrations.shared import floats
 from gossamer.integrations.steps import StepLoop
+from gossamer.runtime import Worker
+
+
+def outlive(worker: Worker, fabric: TorchFabric, failure: PeerError) -> None:
+    """Go on with the ranks that are left after a request between steps; raises the failure where they cannot."""
+    schedule = worker.recipe.schedule
+    if fabric.members is None or not isinstance(schedule, Elastic):
+        raise failure
+    fabric.run(schedule.outlive(worker.loop, failure))
 
 
 class JointConsensus:
     """Swaps the consensus into a model, together with those who are there."""
 
-    def __init__(self, steps: StepLoop, own: Mapping[str, Tensor], outlive: Callable[[PeerError], None]) -> None:
-        """`own` are copies of the model's parameters and buffers; `outlive` goes on with those who are left, or raises."""
+    def __init__(self, steps: StepLoop, own: Mapping[str, Tensor]) -> None:
+        """`own` are copies of the model's parameters and buffers."""
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
-        self._kept, self._outlive = dict(own), outlive
-        self._has = False  # True once the model is the consensus; then `_kept` is that
+        self._kept, self._has = dict(own), False  # once the model is the consensus, `_has` is true, and `_kept` is that
         self._life = steps.fabric.present.life
 
     def swap_in(self) -> None:
@@ -41,7 +51,7 @@ class JointConsensus:
                     self._return()
             except PeerError as failure:
                 self._return()
-                self._outlive(failure)
+                outlive(self._worker, self._fabric, failure)
                 if self._has and not self._is_anew:
                     self._return()
         self._steps.take_part()  # the others may be in the midst of a step
@@ -92,7 +102,7 @@ class JointConsensus:
         tensors = [param.parameter.detach() for param in self._worker.params.values()]
         if self._steps.shared.policy != "local":
             tensors += floats(self._steps.model).values()
-        yield from broadcast(tensors, self._worker.rank - giver, self._worker.device)
+        yield from broadcast(tensors, self._worker.device, gives=self._worker.rank == giver)
 
     def _return(self) -> None:
         """Write back what this rank had; under gossip the models are one average now, since the members have met."""

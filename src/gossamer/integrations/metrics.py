@@ -99,11 +99,6 @@ class Meter:
         if self.events is not None and held_out is not None:
             self.events.put_later("held out", partial(held_out_line, self.worker.step - 1, self.logged["held_out"]))
 
-    @property
-    def exposed_seconds(self) -> float:
-        """Seconds that the training loop waited for the network."""
-        return self.ledger.exposed_seconds
-
     def restart(self) -> None:
         """Count rates and ratios from now on: after start-up, or after a checkpoint has set the step."""
         if self.events is not None:
@@ -147,7 +142,7 @@ class Meter:
         """Return the counters of this moment."""
         ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
         dense = settled + _ring_bytes(self.worker) * (step - since)
-        return Progress(step, dense, ledger.sent, ledger.received, self.exposed_seconds, perf_counter())
+        return Progress(step, dense, ledger.sent, ledger.received, ledger.exposed_seconds, perf_counter())
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker

@@ -1,7 +1,10 @@
-"""Parting: members that were told to leave hand over what they owe, and the others go on without them."""
+"""Leaving: how ranks are told to stop; under members() those who are hand over what they owe, and the others go on without them."""
 
+import math
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -12,7 +15,9 @@ from gossamer.core.schedule import Elastic, Share
 from gossamer.core.verbs import MembersChanged, Program, all_reduce
 from gossamer.fabrics.liveness.departure import Departure, OwnNotice
 from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations.handshake import tell
+from gossamer.integrations.shard_group import ShardGroup
 from gossamer.kernels.finite import all_finite
 
 if TYPE_CHECKING:
@@ -58,6 +63,51 @@ class Parting(ABC):
             raise AttachError(
                 "comm.leaving_at() where members are nodes of several ranks is not supported yet: a rank cannot leave alone; end the "
                 "node's torchrun, and the others go on without what its ranks have learned since they were merged last"
+            )
+
+
+class StopNotice:
+    """The notice of `comm.leaving_at`: before it is taken, nobody is told to stop."""
+
+    def __init__(self, steps: "StepLoop") -> None:
+        self._steps, self._seconds = steps, math.inf
+        self._notice: Notice | OwnNotice | None = None
+
+    @contextmanager
+    def taken(self, seconds: float) -> Generator[None]:
+        """Take the signals; after the first one come so many `seconds`."""
+        if self._notice is not None:
+            raise AttachError("comm.leaving_at() was entered before: enter it once, around the whole loop")
+        if not seconds > 0:
+            raise AttachError(f"comm.leaving_at: seconds must be above 0, got {seconds!r}")
+        self._notice, self._seconds = self._watched(), seconds
+        self._steps.meter.watch(self._notice)
+        with self._notice.on_signals():
+            yield
+
+    def _watched(self) -> Notice | OwnNotice:
+        worker, fabric, parting = self._steps.worker, self._steps.fabric, self._steps.parting
+        if parting is not None:
+            parting.refuse_nodes()
+            return parting.notice
+        if isinstance(worker.replica, ShardGroup):
+            return worker.replica.watch_for_notice(fabric, worker.device, worker.step - 1)
+        return fabric.watch_for_notice()
+
+    @property
+    def is_over(self) -> bool:
+        """True after the step after which all ranks stop; under `members()` once this rank has nothing left to do."""
+        if isinstance(self._notice, Notice):
+            return self._notice.may_stop(self._steps.worker.step - 1)
+        return self._steps.parting is not None and self._steps.parting.is_over
+
+    def warn_if_shorter_than(self, seconds: float) -> None:
+        """Warn of a save that took so many seconds."""
+        if seconds > self._seconds:
+            warnings.warn(
+                f"a save took {seconds:.3g} seconds, and a notice of {self._seconds:g} seconds is shorter: a run that is told "
+                "to stop would be ended in its save. Save every few minutes besides, or to a faster disk",
+                stacklevel=4,
             )
 
 

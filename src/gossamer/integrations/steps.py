@@ -1,7 +1,7 @@
 """Step loop: runs the recipe's schedule alongside the training loop."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gossamer.integrations.checks.wrappers import refuse_capture
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
 from gossamer.integrations.handshake import compare
+from gossamer.integrations.joining import Plan
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.parting import Parting
 from gossamer.integrations.regrouping import Regrouping
@@ -38,17 +39,15 @@ class StepLoop:
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Sequence[Optimizer],
+        plan: Plan,
         worker: Worker,
         fabric: TorchFabric,
         meter: Meter,
-        *,
-        buffers: str,
         scaler: Any,
-        before_step: Callable[[], None] | None,
     ) -> None:
-        self.model, self.optimizers, self.worker, self.fabric, self.meter = model, optimizers, worker, fabric, meter
-        self.shared, self.scaler, self.before_step = SharedBuffers(model, worker, buffers), scaler, before_step
+        self.model, self.optimizers, self.worker, self.fabric, self.meter = model, plan.optimizers, worker, fabric, meter
+        self.shared, self.scaler = SharedBuffers(model, worker, plan.facts["buffers"]), scaler
+        self.before_step: Callable[[], None] | None = None  # of the user: before each optimizer step, and each missed update
         self.on_new_channels: Callable[[], None] = _do_nothing
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)
@@ -120,12 +119,12 @@ class StepLoop:
 
     def take_part(self) -> None:
         """Take part in the rest of a step that the others are in the midst of, and whose beginning this rank has taken over."""
-        averaging = self.worker.averaging
-        while stage := self.regrouping_rest:
-            self.stage, self.regrouping_rest = stage, 0
+        averaging, regrouping = self.worker.averaging, self.regrouping
+        while regrouping is not None and regrouping.rest:
+            self.stage, regrouping.rest = regrouping.rest, 0
             taken = averaging.taken
             try:
-                self._go_through(stage)
+                self._go_through(self.stage)
             except MembersChanged:
                 if averaging.taken == taken:
                     raise
@@ -143,15 +142,6 @@ class StepLoop:
         elif self.worker.averaging.resumes:
             self.worker.assigned = True  # the others share buffers, since they have assigned the model
         self._share_buffers()
-
-    @property
-    def regrouping_rest(self) -> int:
-        return 0 if self.regrouping is None else self.regrouping.rest
-
-    @regrouping_rest.setter
-    def regrouping_rest(self, stage: int) -> None:
-        if self.regrouping is not None:
-            self.regrouping.rest = stage
 
     def ask_for_buffers(self) -> None:
         """Start to ask which buffers changed, before anything else is sent, so that the step's end need not wait for it."""
@@ -398,24 +388,17 @@ class StepLoop:
 
 
 class ForwardHook:
-    """Opens the quorum of a step (backup workers) before each training forward; copies of the model get a `DetachedHook` instead."""
+    """Opens the quorum of a step (backup workers) before each training forward; in copies of the model it does nothing."""
 
-    def __init__(self, open_quorum: Callable[[], None]) -> None:
-        self._open: Any = torch.compiler.disable(open_quorum)  # called by a compiled model too
+    def __init__(self, open_quorum: Callable[[], None] | None = None) -> None:
+        self._open: Any = open_quorum and torch.compiler.disable(open_quorum)  # called by a compiled model too
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if module.training:
+        if self._open is not None and module.training:
             self._open()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DetachedHook, ()
-
-
-class DetachedHook:
-    """Does nothing; replaces a `ForwardHook` in copies of the model."""
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        return
+        return ForwardHook, ()
 
 
 def _do_nothing() -> None:

@@ -6,11 +6,14 @@ from typing import NamedTuple
 
 import torch
 
-from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.core.load_balance import check, planned
 from gossamer.core.verbs import Program
+from gossamer.fabrics.ledger import Ledger
+from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.requirements import WEIGHTED, refuse
 from gossamer.integrations.handshake import agree, numbers_of_all
+from gossamer.integrations.joint_consensus import outlive
 from gossamer.runtime import ReplicaRanks, Worker
 
 EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th
@@ -59,32 +62,80 @@ class Stopwatch:
     All ranks call it equally often, so all plan at the same calls.
     """
 
-    def __init__(self) -> None:
-        self._calls, self._laps, self._since = 0, list[float](), None
+    def __init__(self, worker: Worker, ledger: Ledger) -> None:
+        self._worker, self._ledger = worker, ledger
+        self._calls, self._laps = 0, list[float]()
+        self._since: _Mark | None = None
 
-    def start(self, waited: float, step: int) -> None:
+    def start(self) -> None:
         """Start to measure."""
-        self._since = _Mark(perf_counter(), waited, step)
+        self._since = self._now()
 
-    def stop(self, waited: float, step: int, share: int) -> bool:
+    def stop(self, share: int) -> bool:
         """Record the seconds per sample since the start; True if ranks plan at this call."""
-        since: _Mark | None = self._since
-        if since is not None and step > since.step:
-            busy = perf_counter() - since.clock - (waited - since.waited)
-            self._laps.append(busy / (share * (step - since.step)))
+        since, now = self._since, self._now()
+        if since is not None and now.step > since.step:
+            busy = now.clock - since.clock - (now.waited - since.waited)
+            self._laps.append(busy / (share * (now.step - since.step)))
         call, self._calls = self._calls, self._calls + 1
         return call in EARLY or call % EVERY == 0
 
-    def seconds(self, weight: float) -> float:
+    def seconds(self) -> float:
         """Return the mean seconds per sample since the last call, without the longest time: it may contain an evaluation or a
         compilation.
 
-        Without a measurement, as before the first step, return the inverse of `weight`: this rank's share is then in
-        proportion to its weight.
+        Without a measurement, as before the first step, return the inverse of this rank's weight: its share is then in
+        proportion to that.
         """
         laps, self._laps = sorted(self._laps), []
         kept = laps[:-1] or laps
-        return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(weight, 1e-9)
+        return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(self._worker.ranks.weight, 1e-9)
+
+    def _now(self) -> _Mark:
+        return _Mark(perf_counter(), self._ledger.exposed_seconds, self._worker.step)
+
+
+class Shares:
+    """The samples of each rank, as `comm.share` has planned them last."""
+
+    def __init__(self, worker: Worker, fabric: TorchFabric) -> None:
+        self._worker, self._fabric = worker, fabric
+        self._begin_anew()
+
+    def mine(self, samples: int, seconds: float | None, most: int | None) -> int:
+        """This rank's share of so many samples, planned anew if it is time, or if the `seconds` of a sample are given."""
+        if self._fabric.size == 1:
+            return samples
+        self._follow_present()
+        if seconds is None:
+            mine = self._planned[self._worker.rank] if self._planned else 1
+            if not self._watch.stop(mine) and sum(self._planned) == samples:
+                self._watch.start()
+                return mine
+            seconds = self._watch.seconds()
+        self._plan(samples, seconds, most)
+        self._watch.start()
+        return self._planned[self._worker.rank]
+
+    def _plan(self, samples: int, seconds: float, most: int | None) -> None:
+        while True:
+            try:
+                program = share_out(self._worker, samples, seconds, most, self._planned)
+                self._planned = self._fabric.run(program, "comm.share", self._worker.step - 1)
+            except PeerError as failure:
+                outlive(self._worker, self._fabric, failure)
+                self._follow_present()
+            else:
+                return
+
+    def _follow_present(self) -> None:
+        """Plan anew, at equal calls from now on, if ranks were lost or have come since the last plan."""
+        if self._among != self._worker.ranks.present:
+            self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._planned, self._among = list[int](), self._worker.ranks.present
+        self._watch = Stopwatch(self._worker, self._fabric.ledger)
 
 
 def _slowest_of_a_replica(

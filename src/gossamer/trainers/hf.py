@@ -70,9 +70,8 @@ def use(
     trainer.__class__ = type(kind.__name__, (RecipeTrainer, kind), {"__module__": kind.__module__})
     trainer.__dict__["recipe_run"] = run
     _leave_first_copy_to_attach(trainer)
-    trainer.callback_handler.callbacks.insert(
-        0, run
-    )  # first, so that others see an attached model, and the consensus at the end
+    # First, so that others see an attached model, and the consensus at the end.
+    trainer.callback_handler.callbacks.insert(0, run)
 
 
 class RecipeTrainer(Trainer):

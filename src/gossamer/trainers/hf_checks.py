@@ -8,7 +8,7 @@ from typing import Any
 from gossamer.core.errors import AttachError
 from gossamer.integrations.attach import attach
 from gossamer.integrations.communicator import Communicator
-from gossamer.integrations.ddp_wrapper import FLAG
+from gossamer.integrations.ddp_wrapper import syncs
 
 OWN = ("process_group", "scaler", "find_unused_parameters")  # arguments of attach that the Trainer knows itself
 
@@ -57,7 +57,7 @@ def refuse_trainer(trainer: Any) -> None:
 
 def refuse_local_sgd(model: Any, step: int) -> None:
     """Refuse a model under `no_sync()` at the beginning of a step: gradients would never be averaged."""
-    if not vars(model).get(FLAG, True):
+    if not syncs(model):
         raise AttachError(
             f"step {step} begins under no_sync() of the DDP model, as inside Accelerate's LocalSGD, which averages models by itself: "
             "leave LocalSGD out, and use a recipe with local steps, such as local_sgd(8)"

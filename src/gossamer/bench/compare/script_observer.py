@@ -169,7 +169,7 @@ class ScriptObserver(RunObserver):
 
     def _meters(self) -> tuple[float, float, float]:
         assert self.meter is not None
-        return perf_counter(), self.meter.exposed_seconds, self.meter.ledger.busy_seconds
+        return perf_counter(), self.meter.ledger.exposed_seconds, self.meter.ledger.busy_seconds
 
     def _ring(self) -> int:
         """Bytes of DDP's all-reduces over one rank's link, by the ring formula, since DDP keeps no ledger."""
