@@ -129,41 +129,37 @@ def attach(
         check_weight(weight)
         group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
-        holds.connect(group.size, deadline, patience)  # and before they meet it, shard by shard
-    fabric = _fabric(group, holds, deadline, patience, device_of(model))
-    recorder, refusal = None, None
-
-    def check_arguments(hosts: list[str]) -> Plan:
-        check_weight(weight)
-        policy = buffers
-        if wrapper is not None:
-            refuse_options(wrapper)
-            policy = buffers or _as_ddp_does(wrapper)
-        refuse_model(model)
-        optimizers = optimizers_of(optimizer)
-        parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
-        for one in (parsed, *parsed.reached):
-            refuse_optimizers(optimizers, one)
-        named = _trainable(model, optimizers)
-        shared = check(model, parsed, policy, scaler, find_unused_parameters)
-        holds.check(named, parsed)
-        if refusal is not None:
-            raise refusal
-        if fabric.size > 1:
-            refuse_searches(optimizers)
-            refuse_devices(named, {} if shared == "local" else floats(model))
-            refuse_lengths(parsed, fabric.device)
-        alike = {"deadline": deadline, "buffers": shared, "find_unused_parameters": find_unused_parameters}
-        return Plan(parsed, named, optimizers, alike)
-
-    def agreed_in_a_replica(refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
-        return holds.agreed(refusal, {**facts, "weight": weight, "ranks with the same shard": fabric.size})
-
+    fabric, recorder = None, None
     try:
-        if fabric.members is None:
+        if isinstance(group, Members):
+            holds.connect(group.size, deadline, patience)  # before others meet this rank, shard by shard
+        fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(model))
+        if not isinstance(group, Members):
             holds.connect(fabric.size, deadline, patience)
         holds.meet_others_over(fabric)
         recorder, refusal = recorded(events, fabric, holds.replica)
+
+        def check_arguments(hosts: list[str]) -> Plan:
+            check_weight(weight)
+            if wrapper is not None:
+                refuse_options(wrapper)
+            parsed = between_nodes(Recipe.of(recipe), nodes, hosts, fabric.size, group)
+            optimizers = _optimizers_for(parsed, model, optimizer)
+            named = _trainable(model, optimizers)
+            policy = check(model, parsed, buffers or _as_ddp_does(wrapper), scaler, find_unused_parameters)
+            holds.check(named, parsed)
+            if refusal is not None:
+                raise refusal
+            if fabric.size > 1:
+                refuse_searches(optimizers)
+                refuse_devices(named, {} if policy == "local" else floats(model))
+                refuse_lengths(parsed, fabric.device)
+            alike = {"deadline": deadline, "buffers": policy, "find_unused_parameters": find_unused_parameters}
+            return Plan(parsed, named, optimizers, alike)
+
+        def agreed_in_a_replica(refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
+            return holds.agreed(refusal, {**facts, "weight": weight, "ranks with the same shard": fabric.size})
+
         plan = agreed(fabric, "attach", nodes, check_arguments, agreed_in_a_replica)
         holds.take_over()
         comes = fabric.present.joins  # to others that are at work
@@ -184,7 +180,8 @@ def attach(
         return comm
     except BaseException:
         holds.remove()
-        fabric.close()
+        if fabric is not None:
+            fabric.close()
         if recorder is not None:
             recorder.close()
         raise
@@ -211,17 +208,18 @@ def _train_among(members: Members, steps: StepLoop, comes: bool) -> None:
     members.at_work()
 
 
-def _fabric(group: Crowd, holds: HeldModel, deadline: float, patience: Patience, device: torch.device) -> TorchFabric:
-    try:
-        return TorchFabric(group, deadline=deadline, patience=patience, device=device)
-    except BaseException:
-        holds.remove()
-        raise
+def _optimizers_for(recipe: Recipe, model: nn.Module, given: object) -> tuple[Optimizer, ...]:
+    """Return the given optimizers; refuse models and optimizers that another library averages, steps or shards."""
+    refuse_model(model)
+    optimizers = optimizers_of(given)
+    for one in (recipe, *recipe.reached):
+        refuse_optimizers(optimizers, one)
+    return optimizers
 
 
-def _as_ddp_does(wrapper: DistributedDataParallel) -> MemoryPool | None:
-    """Return the buffer policy of DDP: "broadcast" from rank 0, unless `broadcast_buffers=False`."""
-    return "broadcast" if wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
+def _as_ddp_does(wrapper: DistributedDataParallel | None) -> MemoryPool | None:
+    """Return the buffer policy of DDP, if there is one: "broadcast" from rank 0, unless `broadcast_buffers=False`."""
+    return "broadcast" if wrapper is not None and wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
 
 def check(

@@ -77,10 +77,6 @@ class Communicator(RunFacts):
         """
         return self._shares.mine(samples, seconds, most)
 
-    def loss(self, loss: Tensor | float) -> None:
-        """Pass the loss to the controller only; older form of `log(loss=loss)`."""
-        self.worker.loss = loss
-
     @property
     def before_step(self) -> Callable[[], None] | None:
         """Function called before every optimizer step and every missed update; may be set at any time."""
@@ -121,6 +117,36 @@ class Communicator(RunFacts):
         if self.fabric.size > 1:
             self._steps.skip()
 
+    def quiet(self) -> None:
+        """Wait for messages in flight, before you run collectives of your own; training results do not change.
+
+        Two NCCL communicators that are used at the same time, in different orders on different ranks, can deadlock. A recipe
+        with nothing in flight between steps has nothing to wait for.
+        """
+        if "waits for few" in self.recipe.schedule.traits and self.fabric.size > 1:
+            raise AttachError(
+                f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
+                "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
+            )
+        self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+
+    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
+        """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
+
+        It appears in `metrics()`, and `gossamer compare --script` and controllers such as `adacomm` use it. Before
+        `optimizer.step()` it belongs to the current step, after it to the step just done; call it once a step, always at the
+        same place. Nothing is communicated.
+        """
+        self.meter.log(loss, held_out)
+        if loss is not None:
+            self.worker.loss = loss
+
+    def loss(self, loss: Tensor | float) -> None:
+        """Pass the loss to the controller only; older form of `log(loss=loss)`."""
+        self.worker.loss = loss
+
+    # -- the consensus -----------------------------------------------------------------------------------------------
+
     @contextlib.contextmanager
     def consensus(self) -> Generator[None, None, None]:
         """Swap in the consensus model, for evaluation or saving; all ranks enter it together.
@@ -144,48 +170,6 @@ class Communicator(RunFacts):
             # In another life the others have counted this rank as lost, and it has their model now.
             if self.fabric.present.life == life:
                 consensus.restore(self.model, own)
-
-    @contextlib.contextmanager
-    def leaving_at(self, seconds: float) -> Generator[None, None, None]:
-        """Take SIGTERM and SIGUSR1 as a notice: `stopping` becomes true on all ranks; `seconds` is what the platform gives.
-
-        Under `members()` it becomes true on the rank that was told, once it has left and the others have what it owed.
-
-        For example 120 on spot machines, or what `--signal=USR1@120` says under Slurm. Enter it on all ranks, around the loop:
-        `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
-        A warning says if a save takes longer than the notice.
-        """
-        with self._notice.taken(seconds):
-            yield
-
-    @property
-    def stopping(self) -> bool:
-        """True after the step after which all ranks stop, since one of them was told to; see `leaving_at`.
-
-        Ask on all ranks after the same steps. While nobody is told it asks nobody. Under `members()` only for this rank.
-        """
-        return self._notice.is_over
-
-    @property
-    def has_left(self) -> bool:
-        """True if this rank was told to leave `members()`, and the others have what it owed and go on; see `leaving_at`."""
-        return self._steps.parting is not None and self._steps.parting.has_left
-
-    @property
-    def members_just_came(self) -> bool:
-        """True if ranks have come to `members()` since the last step; they are about to take the next one."""
-        regrouping = self._steps.regrouping
-        return regrouping is not None and regrouping.came_before == self.worker.step
-
-    def take_part(self) -> None:
-        """Take part in the rest of a step of others, where this rank was counted as lost and has just taken their state."""
-        self._steps.take_part()
-
-    def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
-        """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
-        self.meter.saved(path, seconds)
-        if is_over:
-            self._notice.warn_if_shorter_than(seconds)
 
     def finish(self) -> None:
         """End training: set every rank's model to the consensus (an exact average) and detach.
@@ -232,19 +216,6 @@ class Communicator(RunFacts):
         with self._during("heterogeneity"), self.consensus():
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.worker.size))
 
-    def quiet(self) -> None:
-        """Wait for messages in flight, before you run collectives of your own; training results do not change.
-
-        Two NCCL communicators that are used at the same time, in different orders on different ranks, can deadlock. A recipe
-        with nothing in flight between steps has nothing to wait for.
-        """
-        if "waits for few" in self.recipe.schedule.traits and self.fabric.size > 1:
-            raise AttachError(
-                f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
-                "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
-            )
-        self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
-
     def check_sync(self) -> None:
         """Compare hashes of the parameters and buffers that must be equal on all ranks; the error names those that differ."""
         if self.fabric.size > 1:
@@ -253,43 +224,45 @@ class Communicator(RunFacts):
                 self._steps.settle_local()
                 self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
 
-    def _during(self, method: str) -> contextlib.AbstractContextManager[None]:
-        """Name the method of this communicator in errors of its requests."""
-        return self.fabric.during(f"comm.{method}", self.step)
+    # -- leaving -----------------------------------------------------------------------------------------------------
 
-    def _require_one_step(self, what: str) -> None:
-        if apart := self.apart():
-            raise AttachError(f"comm.{what}() needs all ranks at the same step, and {apart}")
+    @contextlib.contextmanager
+    def leaving_at(self, seconds: float) -> Generator[None, None, None]:
+        """Take SIGTERM and SIGUSR1 as a notice: `stopping` becomes true on all ranks; `seconds` is what the platform gives.
 
-    def refuse_to_save(self, what: str) -> None:
-        """Raise an error if this rank's own model and state cannot be saved now."""
-        if apart := self.apart():
-            raise CheckpointError(f"{what} needs all ranks at the same step, and {apart}")
-        if self.shows_consensus and not self.recipe.is_synced(self.step):
-            raise CheckpointError(
-                f"{what} inside `with comm.consensus():` would save the consensus as this rank's own model: call it outside; it stores "
-                "the consensus besides"
-            )
+        Under `members()` it becomes true on the rank that was told, once it has left and the others have what it owed.
 
-    def apart(self) -> str:
-        """Return why ranks may be at different steps now, so that waiting for all of them would hang; "" if they are not."""
-        if self.size == 1 or self.ends_round or not self.recipe.schedule.shape.skips_steps:
-            return ""
-        return (
-            f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which ranks step at their own "
-            "pace: call it when a round has ended, `if comm.ends_round:`"
-        )
-
-    def log(self, *, loss: Told = None, held_out: Told = None) -> None:
-        """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
-
-        It appears in `metrics()`, and `gossamer compare --script` and controllers such as `adacomm` use it. Before
-        `optimizer.step()` it belongs to the current step, after it to the step just done; call it once a step, always at the
-        same place. Nothing is communicated.
+        For example 120 on spot machines, or what `--signal=USR1@120` says under Slurm. Enter it on all ranks, around the loop:
+        `if comm.stopping:` after each step, save and leave the loop. A second signal acts as before, and so do all afterwards.
+        A warning says if a save takes longer than the notice.
         """
-        self.meter.log(loss, held_out)
-        if loss is not None:
-            self.worker.loss = loss
+        with self._notice.taken(seconds):
+            yield
+
+    @property
+    def stopping(self) -> bool:
+        """True after the step after which all ranks stop, since one of them was told to; see `leaving_at`.
+
+        Ask on all ranks after the same steps. While nobody is told it asks nobody. Under `members()` only for this rank.
+        """
+        return self._notice.is_over
+
+    @property
+    def has_left(self) -> bool:
+        """True if this rank was told to leave `members()`, and the others have what it owed and go on; see `leaving_at`."""
+        return self._steps.parting is not None and self._steps.parting.has_left
+
+    @property
+    def members_just_came(self) -> bool:
+        """True if ranks have come to `members()` since the last step; they are about to take the next one."""
+        regrouping = self._steps.regrouping
+        return regrouping is not None and regrouping.came_before == self.worker.step
+
+    def take_part(self) -> None:
+        """Take part in the rest of a step of others, where this rank was counted as lost and has just taken their state."""
+        self._steps.take_part()
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain tensors and scalars; save one per rank, between steps.
@@ -330,11 +303,38 @@ class Communicator(RunFacts):
         self._backward.rebuild()
         self.meter.restart()
 
+    def refuse_to_save(self, what: str) -> None:
+        """Raise an error if this rank's own model and state cannot be saved now."""
+        if apart := self.apart():
+            raise CheckpointError(f"{what} needs all ranks at the same step, and {apart}")
+        if self.shows_consensus and not self.recipe.is_synced(self.step):
+            raise CheckpointError(
+                f"{what} inside `with comm.consensus():` would save the consensus as this rank's own model: call it outside; it stores "
+                "the consensus besides"
+            )
+
+    def apart(self) -> str:
+        """Return why ranks may be at different steps now, so that waiting for all of them would hang; "" if they are not."""
+        if self.size == 1 or self.ends_round or not self.recipe.schedule.shape.skips_steps:
+            return ""
+        return (
+            f"rank {self.rank} is at step {self.step}, within a round of {self.recipe.schedule}, in which ranks step at their own "
+            "pace: call it when a round has ended, `if comm.ends_round:`"
+        )
+
+    def took_to_save(self, path: str | os.PathLike[str], seconds: float, is_over: bool) -> None:
+        """Note a save for which training stood still, and if it `is_over`, warn where a notice is shorter."""
+        self.meter.saved(path, seconds)
+        if is_over:
+            self._notice.warn_if_shorter_than(seconds)
+
     def settle_saving(self) -> None:
         """Wait for a checkpoint that is being written; raise its error where `wait()` has not raised it before."""
         saving, self.saving = self.saving, None
         if saving is not None:
             saving.settle()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
         """Remove all hooks and end the comm threads; the model can train on without gossamer.
@@ -361,3 +361,11 @@ class Communicator(RunFacts):
             if error is None:
                 raise
             error.add_note(f"Besides, a checkpoint was not saved: {failure}")
+
+    def _during(self, method: str) -> contextlib.AbstractContextManager[None]:
+        """Name the method of this communicator in errors of its requests."""
+        return self.fabric.during(f"comm.{method}", self.step)
+
+    def _require_one_step(self, what: str) -> None:
+        if apart := self.apart():
+            raise AttachError(f"comm.{what}() needs all ranks at the same step, and {apart}")
