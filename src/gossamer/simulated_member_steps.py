@@ -18,7 +18,7 @@ from gossamer.core.verbs import Compute, MembersChanged, Present, Program, Regro
 from gossamer.fabrics.sim_members import SimMembers
 from gossamer.fabrics.torch.last_collective import level
 from gossamer.fabrics.torch.reunion import Reunion
-from gossamer.integrations.checks.elastic_checks import Untrained
+from gossamer.integrations.handover import Untrained
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker

@@ -116,7 +116,8 @@ def _checked_head(saved: Any) -> dict[str, Any]:
         raise CheckpointError(_other_format(saved))
     for key, kind in HEAD.items():
         if not _is(saved.get(key), kind):
-            raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is " + _missing_or(saved, key))
+            what = f"no such {kind.__name__} as was saved" if key in saved else "missing"
+            raise CheckpointError(f"the checkpoint is damaged: its entry {key!r} is {what}")
     if saved["size"] < 1 or saved["step"] < 1 or not 0 < saved["unit"] < inf:
         raise CheckpointError(
             f"the checkpoint is damaged: step {saved['step']} of {saved['size']} ranks, loss scale {saved['unit']}"
@@ -141,10 +142,6 @@ def _other_format(saved: Mapping[str, Any]) -> str:
 def _is(value: Any, kind: type) -> bool:
     """True if the value has exactly this type, and is no huge integer."""
     return type(value) is kind and (kind is not int or abs(value) < 2**63)
-
-
-def _missing_or(saved: Mapping[str, Any], key: str) -> str:
-    return f"no such {HEAD[key].__name__} as was saved" if key in saved else "missing"
 
 
 def _check_same_moment(head: Mapping[str, Any], other: Mapping[str, Any]) -> None:

@@ -73,7 +73,8 @@ class Order(Sampler[list[Any]]):
         A loader fetches ahead. Where a rank is lost or comes, or `comm.share` plans anew, what it has fetched is cut for
         others: it is thrown away, and fetched again.
         """
-        _refuse_disorder(loader)
+        if not getattr(loader, "in_order", True):
+            raise GossamerError("the loader has in_order=False, so nobody knows which batch is whose: leave it out")
         self._is_watched = True
         try:
             self._go_on()
@@ -277,8 +278,3 @@ def _scale(draw: Draw) -> float:
     samples = draw.end - draw.begin
     low, high = part(samples, weights, place)
     return (high - low) / samples * sum(weights) / weights[place] if weights[place] else 0.0
-
-
-def _refuse_disorder(loader: Any) -> None:
-    if not getattr(loader, "in_order", True):
-        raise GossamerError("the loader has in_order=False, so nobody knows which batch is whose: leave it out")

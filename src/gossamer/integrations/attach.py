@@ -20,7 +20,7 @@ from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
 from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
-from gossamer.integrations.checks.elastic_checks import Untrained, refuse_members
+from gossamer.integrations.checks.elastic_checks import refuse_members
 from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.checks.wrappers import (
     model_inside,
@@ -35,6 +35,7 @@ from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
+from gossamer.integrations.handover import Untrained
 from gossamer.integrations.held_model import HeldModel, held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback

@@ -40,7 +40,10 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     finite = [True]
     if judged:
         mine = worker.replica.all(all_finite([share.value for share in judged]))
-        finite = yield from _by_rank(worker, mine)
+        if worker.size == 1:
+            finite = [mine]
+        else:
+            finite = [bool(said) for (said,) in (yield from numbers_of_all([mine], torch.uint8, worker.device))]
         _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
         if not finite[worker.rank]:
@@ -49,12 +52,6 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
         total = yield from all_reduce(given if worker.ranks.weight == 1 else given.mul_(worker.ranks.weight))
         bucket.write(total[:-1] / total[-1])
     yield from buffers.average()
-
-
-def _by_rank(worker: Worker, fine: bool) -> Program[list[bool]]:
-    if worker.size == 1:
-        return [fine]
-    return [bool(said) for (said,) in (yield from numbers_of_all([fine], torch.uint8, worker.device))]
 
 
 def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
@@ -87,13 +84,14 @@ def check(
     for name, agreed in shared.items():
         as_agreed = name in now and torch.equal(now[name], agreed)
         everywhere[name] = hash_of(agreed) if as_agreed else TOUCHED
-    inside = _hashes_inside(worker)
+    everybody, nodes = [tuple(range(worker.size))], _nodes(worker)
+    apart = len(nodes) > 1 and not worker.recipe.is_synced(worker.step - 1)
+    inside = {n: hash_of(param.values) for n, param in worker.params.items()} if apart else {}
     hashed = everywhere | inside
     spoilt = _not_finite(model)
     counted = 0 if worker.recipe.schedule.shape.is_async else worker.step
     rows = yield from numbers_of_all([not spoilt, counted, *hashed.values()], torch.int64, worker.device)
     _refuse_not_finite(worker, spoilt, [not fine for fine, *_ in rows])
-    everybody, nodes = [tuple(range(len(rows)))], _nodes(worker)
     for i, name in enumerate(["the step count", *hashed]):
         for ranks in nodes if name in inside else everybody:
             values = {rank: rows[rank][i + 1] for rank in ranks}
@@ -142,12 +140,6 @@ def _hashes(worker: Worker) -> dict[str, int]:
             block = Bucket(bucket.states["schedule"]["anchor"], bucket.layout)
             out |= {f"the anchor of {n}": hash_of(t) for n, t in block.tensors()}
     return out
-
-
-def _hashes_inside(worker: Worker) -> dict[str, int]:
-    """Hash the parameters that must be equal on the ranks of a node, but not between nodes."""
-    apart = len(_nodes(worker)) > 1 and not worker.recipe.is_synced(worker.step - 1)
-    return {n: hash_of(param.values) for n, param in worker.params.items()} if apart else {}
 
 
 def _nodes(worker: Worker) -> list[tuple[int, ...]]:

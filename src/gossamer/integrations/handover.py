@@ -1,5 +1,6 @@
 """Hand-over: one rank gives those that come all that is equal everywhere; what is a rank's own begins at zero."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,34 @@ from gossamer.core.verbs import Program
 from gossamer.integrations.broadcast import adopt, broadcast, description, parameters_of
 from gossamer.integrations.handshake import tell
 from gossamer.runtime import Worker, is_sharded, local_part
+
+
+class Untrained:
+    """A model's frozen parameters and its buffers: whoever comes back takes them from one who was at work."""
+
+    def __init__(self, model: nn.Module, worker: Worker) -> None:
+        self._model, self._worker = model, worker
+
+    def tensors(self) -> dict[str, Tensor]:
+        trained = {id(param.parameter) for param in self._worker.params.values()}
+        frozen = {n: p for n, p in self._model.named_parameters() if id(p) not in trained}
+        held: dict[str, Tensor] = frozen | dict(self._model.named_buffers())
+        return {name: local_part(tensor.detach()) for name, tensor in held.items()}
+
+    @torch.no_grad()
+    def take(self, values: Mapping[str, Tensor], giver: int) -> None:
+        """These differ from the giver's. That buffers do is no surprise, for they run; another base is one."""
+        held, parameters = self.tensors(), dict(self._model.named_parameters())
+        for name, value in values.items():
+            held[name].copy_(value)
+        if frozen := [name for name in values if name in parameters]:
+            named = ", ".join(map(repr, frozen[:5])) + (f" and {len(frozen) - 5} more" if len(frozen) > 5 else "")
+            warnings.warn(
+                f"rank {self._worker.ranks.number} has come, and {len(frozen)} of its frozen parameters differ from those of the "
+                f"others: {named}. It has taken rank {giver}'s; start it from the same base, so that they need not be sent",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 class Handover(NamedTuple):

@@ -3,6 +3,7 @@
 What differs is where gradients come from: `attach` takes them from autograd (`backward.py`), `ddp.register` from DDP's buckets.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,13 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.codecs.warm import warm
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, PeerError
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.broadcast import hyperparameters
-from gossamer.integrations.checks.elastic_checks import compare_with_the_first, post_fingerprint
 from gossamer.integrations.groups import Where, host_names
-from gossamer.integrations.handshake import agree, compare, fingerprint
+from gossamer.integrations.handshake import agree, compare, differences, fingerprint
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, Together, Worker, params_of
 
@@ -77,10 +77,32 @@ def make_worker(
     warm(plan.recipe, fabric.device, worker.buckets[0].layout.dtype)  # now: the first step has a deadline
     facts = fingerprint(worker, {**plan.facts, **hyperparameters(plan.optimizers)}, model)
     if fabric.present.joins:  # others are at work
-        compare_with_the_first(worker, facts, fabric)
+        _compare_with_the_first(worker, facts, fabric)
         fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
         return worker
     fabric.run(compare(worker, facts), what)
     fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
-    post_fingerprint(worker, facts, fabric)
+    _post(worker, facts, fabric)
     return worker
+
+
+def _post(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
+    """Store the set-up of all ranks, for ranks that come later."""
+    if fabric.members is not None and worker.rank == 0:
+        fabric.members.beginning.raise_flag("setup", json.dumps(facts))
+
+
+def _compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
+    """Raise an error if this process, which joins others at work, is set up differently."""
+    assert fabric.members is not None
+    store = fabric.members.beginning
+    if not store.flag_is_up("setup"):
+        return  # the rank that stores it was lost at the start
+    (text,) = store.read(["setup"])
+    lines = differences([json.loads(text), json.loads(json.dumps(facts))])
+    if lines:
+        raise PeerError(
+            f"rank {worker.ranks.number} has come to others that train, and its set-up differs (0: the others, 1: this rank):\n  "
+            + "\n  ".join(lines)
+            + "\nGive it the same arguments and model, and the same version of gossamer."
+        )

@@ -1,8 +1,9 @@
 """Metrics: totals of a run, rates since the last report, and when to report."""
 
 import os
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -14,13 +15,15 @@ from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.liveness.departure import OwnNotice
 from gossamer.fabrics.liveness.notice import Notice
-from gossamer.integrations.checks.elastic_checks import warn_of_changes
 from gossamer.integrations.run_events import RunEvents, held_out_line
 from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker
 
 OnMetrics = Callable[[int, dict[str, float]], object]
 Told = float | Tensor | None  # a value that a training loop logs
+
+LOST = "is lost; the others go on, and it may come back"
+LEFT = "has left, and the others have taken on what it owed; they go on, and it may come back"
 
 
 class Progress(NamedTuple):
@@ -211,3 +214,13 @@ def _ring_bytes(worker: Worker) -> float:
     """Return the bytes that each rank sends in a ring all-reduce of all gradients, uncompressed."""
     dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
     return 2 * (worker.size - 1) * dense / worker.size
+
+
+def warn_of_changes(
+    step: int, rank: int, lost: Sequence[int], back: Sequence[int], left: Sequence[int], known: Collection[int]
+) -> None:
+    """Warn the user of ranks that were lost, have left, are back, or have come for the first time (not `known`)."""
+    for ranks, what in ((lost, LOST), (left, LEFT), (back, "is back")):
+        for other in ranks:
+            said = what if other in known else "has come"
+            warnings.warn(f"rank {rank}, step {step}: rank {other} {said}", RuntimeWarning, stacklevel=2)
