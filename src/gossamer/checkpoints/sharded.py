@@ -81,32 +81,33 @@ class _Cutter:
         self.dropped = set[str]()
 
     def dictionary(self, rank: int) -> dict[str, Any]:
+        """What a rank of an old replica has saved, cut into this rank's shard."""
         tables = [self._table(rank, shard) for shard in range(self.shards)]
-        out = dict[str, Any]()
-        pieces = dict[str, list[tuple[int, Tensor]]]()
+        out, pieces = dict[str, Any](), dict[str, list[tuple[int, Tensor]]]()
         for key in dict.fromkeys(key for table in tables for key in table):
-            said = [table.get(key, "") for table in tables]
-            if key in HEAD:
-                out[key] = self._plain(key, said)
-                continue
-            place, _, rest = key.partition("/")
-            box, whole = self._box(place, rest, said)
-            if box is not None:
-                out[key] = self._folder.part(whole, box, partial(self._check, whole, said))
-            elif self._same:
-                shard = self._worker.replica.index
-                if said[shard]:
-                    out[key] = self._plain(self._by_shard(place, rest, shard), [said[shard]])
-            elif "@" in rest:
-                for shard, one in enumerate(said):
-                    if one:
-                        piece = self._plain(self._by_shard(place, rest, shard), [one])
-                        self._cut_piece(key, shard, piece, pieces)
-            else:
-                out |= self._kept(key, place, rest, said)
+            out |= self._entry(key, [table.get(key, "") for table in tables], pieces)
         out |= {f"{key}@{first}": piece for key, found in pieces.items() for first, piece in found}
         seal(out, rank)
         return out
+
+    def _entry(self, key: str, said: list[str], pieces: dict[str, list[tuple[int, Tensor]]]) -> dict[str, Any]:
+        """This rank's part of an entry, of which each old shard `said` what it saved; what is in pieces goes to `pieces`."""
+        if key in HEAD:
+            return {key: self._plain(key, said)}
+        place, _, rest = key.partition("/")
+        box, whole = self._box(place, rest, said)
+        if box is not None:
+            return {key: self._folder.part(whole, box, partial(self._check, whole, said))}
+        if self._same:
+            shard = self._worker.replica.index
+            return {key: self._plain(self._by_shard(place, rest, shard), [said[shard]])} if said[shard] else {}
+        if "@" not in rest:
+            return self._kept(key, place, rest, said)
+        for shard, one in enumerate(said):
+            if one:
+                piece = self._plain(self._by_shard(place, rest, shard), [one])
+                self._cut_piece(key, shard, piece, pieces)
+        return {}
 
     def _by_shard(self, place: str, rest: str, shard: int) -> str:
         if self.shards == 1:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,17 +45,12 @@ class Untrained:
             )
 
 
-class Handover(NamedTuple):
-    """Who gives, and whether this rank takes, and keeps its own state then. Ranks are numbered among those present."""
+def hand_over(optimizers: Sequence[Optimizer], worker: Worker, giver: int, takes: bool, keeps: bool) -> Program[None]:
+    """Give parameters, what differs of frozen ones and buffers, the state that is equal everywhere, and the step.
 
-    giver: int
-    takes: bool
-    keeps: bool
-
-
-def hand_over(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker, how: Handover) -> Program[None]:
-    """Give parameters, what differs of frozen ones and buffers, the state that is equal everywhere, and the step."""
-    gives = worker.rank == how.giver
+    The giver's place is that among those present. A rank that `takes` may keep its own state, or begins with none.
+    """
+    gives = worker.rank == giver
     equal = _alike(optimizers, worker)
     mine = checkpoints.entries(worker) if gives else {}
     shared = {key: value for key, value in mine.items() if key.startswith("equal/")}
@@ -65,23 +60,23 @@ def hand_over(model: nn.Module, optimizers: Sequence[Optimizer], worker: Worker,
             "head": {key: mine[key] for key in HEAD} if gives else {},
             "shared": description(shared),
             "optimizers": [[description(o.state.get(p, {})) for p in parameters_of(o)] for o in equal] if gives else [],
-            "hashes": {n: hash_of(t) for n, t in untrained.items()} if gives or how.takes else {},
+            "hashes": {n: hash_of(t) for n, t in untrained.items()} if gives or takes else {},
         },
         worker.device,
     )
-    given = told[how.giver]
-    frozen = {name: torch.empty_like(t) if how.takes else t for name, t in untrained.items() if name in _other(told, how)}
-    device = worker.device if how.takes else torch.device("meta")  # who only passes on needs no memory for it
+    given, other = told[giver], _other([each["hashes"] for each in told], giver)
+    frozen = {name: torch.empty_like(t) if takes else t for name, t in untrained.items() if name in other}
+    device = worker.device if takes else torch.device("meta")  # who only passes on needs no memory for it
     got = shared if gives else {key: _empty(entry, entry["shape"], device) for key, entry in given["shared"].items()}
     tensors = [param.values for param in worker.params.values()] + [*frozen.values()]
-    tensors += [*_states(equal, given["optimizers"], gives, how.takes), *got.values()]
-    yield from broadcast(tensors, worker.device, gives, how.takes)
-    if not how.takes:
+    tensors += [*_states(equal, given["optimizers"], gives, takes), *got.values()]
+    yield from broadcast(tensors, worker.device, gives, takes)
+    if not takes:
         return
     theirs, own = given["hashes"], told[worker.rank]["hashes"]
     if worker.untrained is not None and (new := {n: t for n, t in frozen.items() if own.get(n) != theirs[n]}):
-        worker.untrained.take(new, worker.ranks.present.ranks[how.giver])
-    checkpoints.take_over(worker, given["head"] | got, how.keeps)
+        worker.untrained.take(new, worker.ranks.present.ranks[giver])
+    checkpoints.take_over(worker, given["head"] | got, keeps)
 
 
 def _alike(optimizers: Sequence[Optimizer], worker: Worker) -> list[Optimizer]:
@@ -90,10 +85,10 @@ def _alike(optimizers: Sequence[Optimizer], worker: Worker) -> list[Optimizer]:
     return [*optimizers] if same else []
 
 
-def _other(told: Sequence[Mapping[str, Any]], how: Handover) -> set[str]:
+def _other(hashes: Sequence[Mapping[str, int]], giver: int) -> set[str]:
     """Frozen parameters and buffers that are other ones at some rank that takes."""
-    theirs = told[how.giver]["hashes"]
-    takers = [each["hashes"] for i, each in enumerate(told) if each["hashes"] and i != how.giver]
+    theirs = hashes[giver]
+    takers = [each for i, each in enumerate(hashes) if each and i != giver]
     return {name for name in theirs if any(each.get(name) != theirs[name] for each in takers)}
 
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.verbs import Present, Program, all_reduce
 from gossamer.fabrics.torch.reunion import Reunion
-from gossamer.integrations.handover import Handover, hand_over
+from gossamer.integrations.handover import hand_over
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.kernels.finite import all_finite
@@ -48,7 +47,6 @@ class Stepping(Protocol):
     stage: int
     worker: Worker
     shared: SharedBuffers
-    model: nn.Module
 
     @property
     def optimizers(self) -> Sequence[Optimizer]: ...
@@ -131,8 +129,7 @@ class Regrouping:
         giver = max(at_work, key=lambda i: (everyone[i]["step"], everyone[i]["stage"], -i))
         takes = [self._has_to_take(each, everyone[giver]) for each in everyone]
         if any(takes):
-            how = Handover(giver, takes[worker.rank], not comes)
-            yield from hand_over(self._steps.model, self._steps.optimizers, worker, how)
+            yield from hand_over(self._steps.optimizers, worker, giver, takes[worker.rank], keeps=not comes)
         worker.averaging.taken += takes[worker.rank]
         if takes[worker.rank] and worker.averaging.resumes:
             worker.averaging.take_part_in(everyone[giver]["lost"], everyone[giver]["flights"])

@@ -150,11 +150,14 @@ class StepLoop:
 
     def skip(self) -> None:
         """End the step without an optimizer step; memories are as if its gradients had not been averaged."""
-        if self._under_way is None:
-            if self.averages_gradients:
-                return
+        if self._has_begun():
+            self._finish(descended=False)
+
+    def _has_begun(self) -> bool:
+        """True if the step is under way; a step that averages no gradients begins here, unless the members change."""
+        if self._under_way is None and not self.averages_gradients:
             self.begin()
-        self._finish(descended=False)
+        return self._under_way is not None
 
     def settle_skipped(self, arriving: Tensor | None = None) -> None:
         """End the last step if no optimizer step came for it. The schedule counts it, so that ranks stay at equal steps.
@@ -281,13 +284,8 @@ class StepLoop:
 
     def _left_out(self, optimizer: Optimizer) -> None:
         """End this optimizer's turn after the scaler has skipped its step."""
-        if optimizer not in self.optimizers or optimizer in self._done:
-            return
-        if self._under_way is None:
-            if self.averages_gradients:
-                return
-            self.begin()
-        self._end_turn(optimizer, stepped=False)
+        if optimizer in self.optimizers and optimizer not in self._done and self._has_begun():
+            self._end_turn(optimizer, stepped=False)
 
     # -- internals ---------------------------------------------------------------------------------------------------
 
