@@ -16,9 +16,11 @@ from torch.autograd.function import BackwardCFunction
 
 from gossamer.core.torch_private import private_name
 
-_pass_under_way: Callable[[], int] = private_name(torch._C, "_current_graph_task_id", "tells backward passes apart")
+# The id of the backward pass that runs in this thread.
+pass_under_way: Callable[[], int] = private_name(torch._C, "_current_graph_task_id", "tells backward passes apart")
 _engine: Any = private_name(torch.autograd.Variable, "_execution_engine", "detects the end of a backward pass")
-_at_end: Callable[[Callable[[], None]], None] = private_name(
+# Calls what it is given when the current backward pass is done.
+at_end: Callable[[Callable[[], None]], None] = private_name(
     _engine, "queue_callback", "detects the end of a backward pass"
 )
 _apply: Any = private_name(BackwardCFunction, "apply", "detects a backward pass inside another one")
@@ -28,20 +30,8 @@ _step_code: Any = private_name(
     "__code__",
     "detects such a scaler",
 )
-
-
 # Functions whose backward hands out gradients of the same pass.
 not_nested = set[Any]()
-
-
-def pass_under_way() -> int:
-    """Return the id of the backward pass that runs in this thread."""
-    return _pass_under_way()
-
-
-def at_end(callback: Callable[[], None]) -> None:
-    """Call `callback` when the current backward pass is done."""
-    _at_end(callback)
 
 
 def is_nested() -> bool:
