@@ -1,7 +1,7 @@
 """How a rank holds a model: whole, or as the shards that FSDP2 leaves it (`fsdp.py`)."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -15,33 +15,29 @@ from gossamer.runtime import ReplicaRanks, WholeReplica, local_part
 
 
 class HeldModel(Protocol):
-    """What the training loop's hooks ask about a model; `replica` are the ranks that hold it together."""
+    """What the training loop's hooks ask about a model. Where every rank holds the whole model there is little to do."""
 
-    replica: ReplicaRanks
+    replica: ReplicaRanks  # the ranks that hold the model together
 
     def group_of(self, given: Given) -> Given:
         """The ranks that hold the same part, among which gradients are averaged."""
-        ...
+        return given
 
     def connect(self, size: int, deadline: float, patience: Patience) -> None:
         """Connect the ranks of this replica, one of `size`."""
-        ...
 
     def meet_others_over(self, fabric: TorchFabric) -> None:
         """Under members(): the other replicas are met over this fabric, and may be lost."""
-        ...
 
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
         """Raise an error if gossamer cannot train it so."""
-        ...
 
     def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
         """This rank's refusal, or another rank's of the replica, or that these facts differ between its ranks."""
-        ...
+        return refusal
 
     def take_over(self) -> None:
         """Stop whatever else averages gradients between replicas."""
-        ...
 
     def syncs(self, parameter: Tensor) -> bool:
         """False while micro-batches only accumulate."""
@@ -49,38 +45,20 @@ class HeldModel(Protocol):
 
     def scale(self, parameter: Tensor, gradient: Tensor) -> None:
         """Multiply a gradient, so that its mean over replicas is what the user's loop expects."""
-        ...
 
     def remove(self) -> None:
         """Give the model back as it was."""
-        ...
 
 
-@final
-class WholeModel:
+class WholeModel(HeldModel):
     """A model that every rank holds whole. The training loop calls `looped`: the model, or DDP around it."""
 
     def __init__(self, looped: nn.Module) -> None:
         self._looped = looped
         self.replica: ReplicaRanks = WholeReplica()
 
-    def group_of(self, given: Given) -> Given:
-        return given
-
-    def connect(self, size: int, deadline: float, patience: Patience) -> None: ...
-    def meet_others_over(self, fabric: TorchFabric) -> None: ...
-    def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None: ...
-
-    def agreed(self, refusal: Exception | None, facts: dict[str, Any]) -> Exception | None:
-        return refusal
-
-    def take_over(self) -> None: ...
-
     def syncs(self, parameter: Tensor) -> bool:
         return syncs(self._looped)
-
-    def scale(self, parameter: Tensor, gradient: Tensor) -> None: ...
-    def remove(self) -> None: ...
 
 
 def held(looped: nn.Module) -> HeldModel:
