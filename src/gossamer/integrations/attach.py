@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -15,7 +14,6 @@ from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Elastic
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.members import Members
-from gossamer.fabrics.torch.endpoint import Crowd
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
@@ -36,7 +34,7 @@ from gossamer.integrations.communicator import Communicator, attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.handover import Untrained
-from gossamer.integrations.held_model import HeldModel, held
+from gossamer.integrations.held_model import held
 from gossamer.integrations.joining import Plan, agreed, make_worker
 from gossamer.integrations.metrics import Meter, OnMetrics, check_callback
 from gossamer.integrations.parting import PartingAtOwnPace, PartingTogether

@@ -282,5 +282,4 @@ def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:
     return plain_hook
 
 
-
 __all__ = ["Hook", "register"]

@@ -87,5 +87,7 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     refuse(recipe, *SCALED)
     if recipe.schedule.shape.averages_gradients:
         refuse(recipe, *UNTOLD_MEANS)
-    elif not getattr(optimizer, "_step_supports_amp_scaling", False):  # else it is fused, and skips by itself inside of step()
+    elif not getattr(
+        optimizer, "_step_supports_amp_scaling", False
+    ):  # else it is fused, and skips by itself inside of step()
         refuse(recipe, *UNTOLD_LOCAL)

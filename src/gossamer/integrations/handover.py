@@ -105,7 +105,8 @@ def _states(
                 yield from (local_part(optimizer.state[parameter][key]) for key in tensors)
             else:
                 yield from (
-                    _empty(entry, _shape_here(parameter, entry["shape"]), torch.device("meta")) for entry in tensors.values()
+                    _empty(entry, _shape_here(parameter, entry["shape"]), torch.device("meta"))
+                    for entry in tensors.values()
                 )
 
 

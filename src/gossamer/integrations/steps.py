@@ -45,9 +45,17 @@ class StepLoop:
         meter: Meter,
         scaler: Any,
     ) -> None:
-        self.model, self.optimizers, self.worker, self.fabric, self.meter = model, plan.optimizers, worker, fabric, meter
+        self.model, self.optimizers, self.worker, self.fabric, self.meter = (
+            model,
+            plan.optimizers,
+            worker,
+            fabric,
+            meter,
+        )
         self.shared, self.scaler = SharedBuffers(model, worker, plan.facts["buffers"]), scaler
-        self.before_step: Callable[[], None] | None = None  # of the user: before each optimizer step, and each missed update
+        self.before_step: Callable[[], None] | None = (
+            None  # of the user: before each optimizer step, and each missed update
+        )
         self.on_new_channels: Callable[[], None] = _do_nothing
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)

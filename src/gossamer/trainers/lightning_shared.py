@@ -19,9 +19,7 @@ from gossamer.trainers.attached_run import AttachedRun
 from gossamer.trainers.releases import LIGHTNING
 
 KEY = "gossamer"  # of a checkpoint: the recipe and the step of its sidecars
-NEEDS = (
-    f"needs {LIGHTNING}. The packages pytorch_lightning and lightning_fabric have classes of their own, which are not served"
-)
+NEEDS = f"needs {LIGHTNING}. The packages pytorch_lightning and lightning_fabric have classes of their own, which are not served"
 OTHER_HOOKS = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")
 
 

@@ -145,9 +145,7 @@ def _read(folder: Path, comm: Communicator) -> list[dict[str, Any]]:
 
 def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]]) -> None:
     stamps = {
-        stamp
-        for answer in gathered(comm, {"stamps": [file["stamp"] for file in files]})
-        for stamp in answer["stamps"]
+        stamp for answer in gathered(comm, {"stamps": [file["stamp"] for file in files]}) for stamp in answer["stamps"]
     }
     if len(stamps) > 1:
         raise CheckpointError(
