@@ -37,25 +37,12 @@ class StepLoop:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        plan: Plan,
-        worker: Worker,
-        fabric: TorchFabric,
-        meter: Meter,
-        scaler: Any,
+        self, model: nn.Module, plan: Plan, worker: Worker, fabric: TorchFabric, meter: Meter, scaler: Any
     ) -> None:
-        self.model, self.optimizers, self.worker, self.fabric, self.meter = (
-            model,
-            plan.optimizers,
-            worker,
-            fabric,
-            meter,
-        )
-        self.shared, self.scaler = SharedBuffers(model, worker, plan.facts["buffers"]), scaler
-        self.before_step: Callable[[], None] | None = (
-            None  # of the user: before each optimizer step, and each missed update
-        )
+        self.model, self.optimizers, self.worker = model, plan.optimizers, worker
+        self.fabric, self.meter, self.scaler = fabric, meter, scaler
+        self.shared = SharedBuffers(model, worker, plan.facts["buffers"])
+        self.before_step: Callable[[], None] | None = None  # called before each optimizer step, and each missed update
         self.on_new_channels: Callable[[], None] = _do_nothing
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
         self.doubts = LoopWarnings(worker)
