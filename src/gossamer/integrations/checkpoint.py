@@ -123,14 +123,14 @@ def load(
         return found
 
     with comm.fabric.during("checkpoint.load", comm.worker.step - 1):
-        found = on_all(comm, look)
+        state, tree = on_all(comm, look)
         if order is not None:  # before anything else changes: it refuses other samples
-            on_all(comm, lambda: order.load_state_dict(found.tree[ORDER]))
-        if found.state is not None:
-            on_all(comm, lambda: comm.load_state_dict(found.state))
-        if isinstance(comm, Communicator) and found.tree:
-            put(comm, found.tree)
-        return found.tree.get("extra", {})
+            on_all(comm, lambda: order.load_state_dict(tree[ORDER]))
+        if state is not None:
+            on_all(comm, lambda: comm.load_state_dict(state))
+        if isinstance(comm, Communicator) and tree:
+            put(comm, tree)
+        return tree.get("extra", {})
 
 
 class Resumed(NamedTuple):
