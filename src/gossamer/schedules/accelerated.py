@@ -1,9 +1,8 @@
 """Accelerated minibatch SGD, and the lengths of its stages."""
 
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import ceil, sqrt
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -83,7 +82,7 @@ class Accelerated(Schedule, TrainsElsewhere):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)
-        return [Share(state.get("aggregate", x), torch.ones((), dtype=torch.float32)) for state, x in held]
+        return Share.each(state.get("aggregate", x) for state, x in held)
 
     def moves_in(self, loop: Loop) -> None:
         """Write x_ag to the parameters, whichever model was loaded: a stage begins there."""
@@ -116,12 +115,12 @@ class Accelerated(Schedule, TrainsElsewhere):
         return _between(state, round, like(x))
 
     def fits(self, binding: Binding) -> None:
-        for optimizer in binding.optimizers:
-            if not all(_is_sgd_without_momentum(group) for group in optimizer.param_groups):
-                raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: it weights the steps of plain SGD and adds the momentum itself; "
-                    "use torch.optim.SGD with momentum=0"
-                )
+        other = binding.other_than_sgd(lambda group: not group["momentum"])
+        if other is not None:
+            raise AttachError(
+                f"{self} with {type(other).__name__}: it weights the steps of plain SGD and adds the momentum itself; "
+                "use torch.optim.SGD with momentum=0"
+            )
 
 
 class Stage(NamedTuple):
@@ -166,8 +165,3 @@ def _rounds(lr: float, convexity: float) -> int:
 def _between(state: State, round: int, out: Tensor) -> Tensor:
     """Return x_md of a round: x / b + (1 - 1/b) x_ag, with b = (round + 1) / 2."""
     return torch.lerp(state["aggregate"], state["x"], 2 / (round + 1), out=out)
-
-
-def _is_sgd_without_momentum(group: Mapping[str, Any]) -> bool:
-    sgd: Sequence[str] = ("momentum", "dampening", "nesterov")
-    return all(key in group for key in sgd) and "eps" not in group and not group["momentum"]

@@ -54,13 +54,10 @@ class CoCoD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, outlasts="flights")
+        return Shape(period=self.every, syncs=self.delay == 0, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
-
-    def is_synced(self, step: int) -> bool:
-        return self.delay == 0 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)

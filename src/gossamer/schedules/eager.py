@@ -64,7 +64,7 @@ class Eager(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
         held = zip(loop.states, loop.parameters())
-        return [Share(state.get("agreed", x), torch.ones((), dtype=torch.float32)) for state, x in held]
+        return Share.each(state.get("agreed", x) for state, x in held)
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)

@@ -73,8 +73,7 @@ class EASGD(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Return the centre, equal on all ranks; before the first step, the model."""
-        centres = [s.get("anchor", x) for s, x in zip(loop.states, loop.parameters())]
-        return [Share(z, torch.ones((), dtype=torch.float32)) for z in centres]
+        return Share.each(s.get("anchor", x) for s, x in zip(loop.states, loop.parameters()))
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)

@@ -1,14 +1,12 @@
 """Hierarchical local SGD: groups with fast links average often, and all ranks average seldom."""
 
-from dataclasses import replace
-from functools import cached_property
 from typing import Annotated, final
 
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule, Shape
+from gossamer.core.schedule import Schedule
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges.as_one import Node
@@ -70,10 +68,6 @@ class Hierarchical(Wrapping):
         because = "{controller} under {schedule}: averages inside a group change models, and the controller does not see that; drop it"
         return (*self.then.constraints, excludes("control", because=because))
 
-    @cached_property
-    def shape(self) -> Shape:
-        return replace(self.inherited, prelude=self.then.shape.prelude)
-
     @property
     def ranks_per_node(self) -> int:
         return max(self.ranks, super().ranks_per_node)
@@ -81,12 +75,6 @@ class Hierarchical(Wrapping):
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         nodes = [Node.of(first, size, self.ranks).ranks for first in range(0, size, self.ranks)]
         return tuple(dict.fromkeys([*(node for node in nodes if len(node) > 1), *super().groups(size)]))
-
-    def ends_round(self, step: int) -> bool:
-        return self.then.ends_round(step)
-
-    def is_synced(self, step: int) -> bool:
-        return self.then.is_synced(step)
 
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)

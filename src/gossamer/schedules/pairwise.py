@@ -88,9 +88,6 @@ class Pairwise(Schedule):
             "rank to rank, uncompressed; use 'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
         )
 
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
     def fits(self, binding: Binding) -> None:
         super().fits(binding)
         if binding.size > 1:
@@ -100,7 +97,7 @@ class Pairwise(Schedule):
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Return the models plus the moves that have arrived and are not added yet."""
         desk: PairServer = loop.live.get("desk") or self._desk(loop)
-        return [Share(model, torch.ones((), dtype=torch.float32)) for model in desk.models()]
+        return Share.each(desk.models())
 
     def begin(self, loop: Loop) -> Program[None]:
         if loop.ranks.size > 1 and "desk" not in loop.live:

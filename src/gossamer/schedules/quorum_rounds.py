@@ -170,9 +170,6 @@ class QuorumRounds(Schedule, Elastic):
     def policy(self, key: str) -> Policy:
         return "equal" if key in (*EQUAL, "lr", "round", "arrivals") else "drop"
 
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
         of = pieces.balanced(shapes, self.fragments)
         pieces.refuse_empty(self, shapes, of, [f"the {p + 1}." for p in range(self.fragments)])

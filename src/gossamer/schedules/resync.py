@@ -1,10 +1,7 @@
 """Average gradients at every step, and models now and then, since a memory may let models differ."""
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, final
-
-import torch
+from typing import Annotated, Literal, final
 
 from gossamer.codecs import FP32
 from gossamer.core.binding import Binding
@@ -78,7 +75,7 @@ class Resync(Schedule, Resyncing):
         return step % self.every == 0
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
-        return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
+        return Share.each(loop.parameters())
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.averages.wait_gradients()
@@ -99,17 +96,10 @@ class Resync(Schedule, Resyncing):
             yield from loop.optimizer.average()
 
     def fits(self, binding: Binding) -> None:
-        if self.sync == "average":
-            return
-        for optimizer in binding.optimizers:
-            if not all(_is_plain_sgd(group) for group in optimizer.param_groups):
-                raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "
-                    "without momentum and weight decay; use that, or sync='average'"
-                )
-
-
-def _is_plain_sgd(group: Mapping[str, Any]) -> bool:
-    """True if a parameter group is that of torch.optim.SGD without momentum, weight decay and maximize."""
-    sgd = {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group
-    return sgd and not group["momentum"] and not group.get("weight_decay") and not group.get("maximize")
+        not_plain = "momentum", "weight_decay", "maximize"
+        other = binding.other_than_sgd(lambda group: not any(group.get(key) for key in not_plain))
+        if self.sync == "flush" and other is not None:
+            raise AttachError(
+                f"{self} with {type(other).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "
+                "without momentum and weight decay; use that, or sync='average'"
+            )

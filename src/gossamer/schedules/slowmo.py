@@ -146,6 +146,7 @@ class SlowMo(Schedule, BetweenNodes):
         return replace(
             base,
             period=self.every,
+            syncs=self.average,
             works_alone=moves or base.works_alone,
             mixes=False,
             nests=False,

@@ -58,7 +58,7 @@ class SPARTA(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(mixes=self.cycle > 1, counts_alike=True, nests=True)
+        return Shape(syncs=self.cycle == 1, mixes=self.cycle > 1, counts_alike=True, nests=True)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -71,9 +71,6 @@ class SPARTA(Schedule):
             "elements of all parameters are averaged; drop the {rules}",
             "rank to rank, element by element and exactly; use 'allreduce(fp32()) + {schedule}'",
         )
-
-    def is_synced(self, step: int) -> bool:
-        return self.cycle == 1
 
     def step(self, loop: Loop) -> Program[None]:
         yield OptimizerStep()

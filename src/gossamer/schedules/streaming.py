@@ -121,13 +121,11 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True, outlasts="flights")
+        syncs = self._is_whole and self.delay == 0 and self.mixing == 0
+        return Shape(period=self.every, syncs=syncs, works_alone=True, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
-
-    def is_synced(self, step: int) -> bool:
-        return self._is_whole and self.delay == 0 and self.mixing == 0 and step % self.every == 0
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
         if isinstance(self.fragments, tuple):

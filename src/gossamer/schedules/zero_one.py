@@ -86,7 +86,10 @@ class ZeroOne(Schedule, CompressesSome):
     @cached_property
     def shape(self) -> Shape:
         return Shape(
-            period=self.clipper, prelude=self.freeze + self.scaler * (self.clipper - 1).bit_length(), works_alone=True
+            period=self.clipper,
+            prelude=self.freeze + self.scaler * (self.clipper - 1).bit_length(),
+            syncs=True,
+            works_alone=True,
         )
 
     @property
@@ -104,9 +107,6 @@ class ZeroOne(Schedule, CompressesSome):
             return True
         doublings = min((step - self.freeze - 1) // self.scaler, self.clipper.bit_length())
         return step % min(2**doublings, self.clipper) == 0
-
-    def is_synced(self, step: int) -> bool:
-        return self.ends_round(step)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
         yield from loop.averages.send(index, flat, None if self.is_compressed(loop.step) else _DENSE)
