@@ -83,9 +83,8 @@ class Recipe:
     update: Update | None = None
     rules: tuple[Rule, ...] = ()
     bucket: BucketSize | None = None
-    routes: Mapping[str, Exchange] = field(
-        default_factory=dict, hash=False
-    )  # a controller's choice of exchange, by parameter
+    # A controller's choice of exchange, by parameter.
+    routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         try:

@@ -345,9 +345,8 @@ def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T
     return found
 
 
-Shared = (
-    AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
-)  # requests that several ranks take part in
+# Requests that several ranks take part in.
+Shared = AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
 Verb = Shared | Compute | Now | Start | Join | OptimizerStep | Regroup
 Program = Generator[Verb, Any, T]
 

@@ -152,9 +152,8 @@ def numerator(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
     """Return x and w, with the optimizer's change of z = x / w added to x. A missing w is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
-    w = state.get("w", torch.ones((), dtype=torch.float32)).to(
-        block.flat.dtype
-    )  # an old checkpoint may hold w in single precision
+    # An old checkpoint may hold w in single precision.
+    w = state.get("w", torch.ones((), dtype=torch.float32)).to(block.flat.dtype)
     z = state.get("z")
     if z is None and float(w) == 1:  # nothing was rounded: the model is the numerator
         return block.flat, w

@@ -253,11 +253,8 @@ class Averaging:
         # No average of an earlier step is in flight.
         self.unit = loss_scale.follow(worker.buckets, self.unit, worker.scale)
         settle_owners(bucket, worker.size)
-        kept, carried, found = (
-            PendingState(bucket.states["memory"]),
-            PendingState(bucket.states["exchange"]),
-            list[Tensor](),
-        )
+        kept, carried = PendingState(bucket.states["memory"]), PendingState(bucket.states["exchange"])
+        found = list[Tensor]()
 
         def send(block: Bucket, context: Context) -> Program[ReduceResult]:
             result = yield from bucket.exchange.average(block, carried, context)

@@ -18,9 +18,8 @@ Wires = list[Tensor]
 class InFlight:
     """Averages that were launched together: the results of all are used, or of none."""
 
-    handles: dict[int, Handle[Carried]] = field(
-        default_factory=dict[int, Any]
-    )  # by bucket; empty when all have arrived
+    # By bucket; empty when all have arrived.
+    handles: dict[int, Handle[Carried]] = field(default_factory=dict[int, Any])
     drafts: list[PendingState] = field(default_factory=list[PendingState])  # the state changes to commit
     given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of this rank's input
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived

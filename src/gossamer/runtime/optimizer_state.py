@@ -117,10 +117,8 @@ def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
     """The requests of `average` for `momenta` buffers per parameter: the check that all hold them, and their mean."""
-    asked, length = (
-        [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")],
-        momenta * sum(s.numel for s in layouts),
-    )
+    asked = [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")]
+    length = momenta * sum(s.numel for s in layouts)
     wide = together(layout.dtype for layout in layouts)
     return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
 

@@ -76,9 +76,8 @@ class Accelerated(Schedule, TrainsElsewhere):
         return Shape(averages_gradients=True, works_alone=True, micro_batches=self.micro_batches)
 
     def policy(self, key: str) -> Policy:
-        return (
-            "drop" if key in ("x", "round", "middle") else "equal"
-        )  # other ranks than before start from x_ag, at the beginning of a stage
+        # Other ranks than before start from x_ag, at the beginning of a stage.
+        return "drop" if key in ("x", "round", "middle") else "equal"
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)

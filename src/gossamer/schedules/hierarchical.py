@@ -47,18 +47,14 @@ class Hierarchical(Wrapping):
     def __post_init__(self) -> None:
         require(self.near >= 1, f"hierarchical: near must be at least 1 step, got {self.near}")
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
+        then = self.then.shape
         require(
-            not (
-                self.then.shape.averages_gradients
-                or self.then.shape.mixer
-                or self.then.shape.mixes
-                or self.then.shape.serves
-            ),
+            not (then.averages_gradients or then.mixer or then.mixes or then.serves),
             f"hierarchical: {self.then} averages at every step, or keeps state that an average inside a group would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
-            not self.then.shape.skips_steps,
+            not then.skips_steps,
             f"hierarchical: under {self.then} ranks of a group are at different steps within a round, and would wait for each "
             "other for ever; use the rounds without by_speed",
         )
@@ -86,10 +82,9 @@ class Hierarchical(Wrapping):
 
     def _meets(self, step: int) -> bool:
         """True if groups average after a step; False where a larger group or all ranks do."""
-        more = step % self.then.shape.period == 0 or self.then.is_synced(step)
-        return (
-            step % self.near == 0 and not more and not (isinstance(self.then, Hierarchical) and self.then._meets(step))
-        )
+        if step % self.near or step % self.then.shape.period == 0 or self.then.is_synced(step):
+            return False
+        return not (isinstance(self.then, Hierarchical) and self.then._meets(step))
 
     def _average_inside(self, loop: Loop) -> Program[None]:
         values, counts = loop.parameters(), self._counts(loop)

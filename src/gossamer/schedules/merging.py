@@ -76,11 +76,8 @@ class DelayedNesterov(NamedTuple):
         """Move the anchor by arrivals between two moves of the velocity; `is_last` is True if they include the N-th."""
         state, buffers = place.states["schedule"], place.layout.buffers
         step = torch.mul(mean, arrivals / size, out=buffers.like(mean))
-        arrived = (
-            torch.add(state["arrived"], step, out=buffers.like(mean))
-            if "arrived" in state
-            else buffers.like(mean).copy_(step)
-        )
+        room = buffers.like(mean)
+        arrived = torch.add(state["arrived"], step, out=room) if "arrived" in state else room.copy_(step)
         if self.share and "velocity" in state:
             step.add_(state["velocity"], alpha=self.share * self.beta * (arrivals - is_last))
         if is_last:

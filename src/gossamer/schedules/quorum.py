@@ -144,11 +144,8 @@ class Quorum:
     def _settle(self, round: QuorumStep) -> Program[StepResult]:
         """Close a step and average its gradients; `told` has all numbers that the host reads, in one tensor."""
         loop, (place,) = self.loop, self.loop.buckets
-        carried, context, meter = (
-            PendingState(place.states["exchange"]),
-            loop.ranks.context(round.step),
-            loop.averages.error_meter(round.step),
-        )
+        carried, context = PendingState(place.states["exchange"]), loop.ranks.context(round.step)
+        meter = loop.averages.error_meter(round.step)
         accepted = yield from self._wait_for_enough(round.step)
         round.closed = True
         block, numbers = self._given(round, accepted)

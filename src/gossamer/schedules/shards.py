@@ -14,9 +14,8 @@ from torch import Tensor
 from gossamer.codecs import FP32
 from gossamer.core.bucket import Bucket, Chunks, Layout, PendingState, State
 from gossamer.core.constraints import excludes, requires
-from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.contracts import Context, LosslessExchange, ReduceResult
 from gossamer.core.loop import BucketView, Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
 from gossamer.exchanges.scatter import to_all, to_owners

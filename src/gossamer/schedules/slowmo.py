@@ -136,13 +136,7 @@ class SlowMo(Schedule, BetweenNodes):
     @cached_property
     def shape(self) -> Shape:
         base, moves = self.base.shape, self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
-        plain = (
-            self.inner is None
-            and self.average
-            and not self.sharded
-            and self.guard is None
-            and self.buffers != "average"
-        )
+        plain = self.inner is None and self.guard is None and self.average and not self.sharded
         return replace(
             base,
             period=self.every,
@@ -150,7 +144,7 @@ class SlowMo(Schedule, BetweenNodes):
             works_alone=moves or base.works_alone,
             mixes=False,
             nests=False,
-            outlasts="round" if plain else "",
+            outlasts="round" if plain and self.buffers != "average" else "",
         )
 
     # -- properties of the base, and of the rounds ---------------------------------------------------------------------

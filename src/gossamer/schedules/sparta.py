@@ -8,9 +8,8 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import Constraint, those
-from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.contracts import Context, LosslessExchange, ReduceResult
 from gossamer.core.loop import Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.schedule import Schedule, Shape

@@ -4,7 +4,7 @@ from gossamer.core.contracts.codec import AsItsCodec, Biased, Codec, Levelled, L
 from gossamer.core.contracts.context import Context, ReduceResult
 from gossamer.core.contracts.controller import Controller, Facts, ParamGroup
 from gossamer.core.contracts.entries import Policy, Unit
-from gossamer.core.contracts.exchange import CodecExchange, Exchange
+from gossamer.core.contracts.exchange import CodecExchange, Exchange, LosslessExchange
 from gossamer.core.contracts.memory import ARREARS, UNBALANCED, Memory, Sender
 from gossamer.core.contracts.mixer import Mixer
 from gossamer.core.contracts.times import CandidateCost, RankTimes, TimesDue
@@ -25,6 +25,7 @@ __all__ = [
     "Facts",
     "Levelled",
     "LinearCodec",
+    "LosslessExchange",
     "Memory",
     "Mixer",
     "ParamGroup",

@@ -18,16 +18,13 @@ class Context(NamedTuple):
     rng: CounterRng
     rescale: float = 1.0  # the factor on an exchange's own state, after the memory's units have changed
     lr: float = 1.0  # the learning rate of the bucket's parameters at this step
-    shift: float = (
-        0.0  # the rate at which a memory around the exchange follows the sent values; 0: there is no such memory
-    )
-    feedback: float | None = (
-        None  # the share of its second encoding's error that an exchange adds later; None: no memory sets it
-    )
+    # The rate at which a memory around the exchange follows the sent values; 0: there is no such memory.
+    shift: float = 0.0
+    # The share of its second encoding's error that an exchange adds later; None: no memory sets it.
+    feedback: float | None = None
     scale: float = 1.0  # the loss scaler's factor, by which gradients are multiplied
-    is_compressed: bool = (
-        False  # this step's mean is compressed and others are not: do not estimate a gradient's size from it
-    )
+    # This step's mean is compressed and others are not: do not estimate a gradient's size from it.
+    is_compressed: bool = False
     own: bool = False  # the gradient is this rank's own: there is no agreed mean at this step
 
 

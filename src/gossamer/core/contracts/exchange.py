@@ -43,27 +43,9 @@ class Exchange(Lossy):
         return (requires("mends bias", "bias allowed", because=because),)
 
     @property
-    @abstractmethod
-    def needs_feedback(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def contracts(self) -> bool: ...
-
-    @property
-    def bounds_residual(self) -> bool:
-        """True if the residual of error feedback around it stays bounded, although it does not contract."""
-        return False
-
-    @property
     def owes(self) -> bool:
         """True if it keeps a residual that only itself can apply, and no memory can take over."""
         return False
-
-    @property
-    def sum_rounding(self) -> float:
-        """The relative rounding error of each addition in the reduction, which no memory keeps."""
-        return 0.0
 
     @property
     def encodes_mean(self) -> bool:
@@ -74,11 +56,6 @@ class Exchange(Lossy):
     def adds_up(self) -> bool:
         """True if it sends only all-reduced sums, which may be formed group by group."""
         return False
-
-    @property
-    def bucket_mb(self) -> float:
-        """The default size of a bucket in megabytes, found by measurement."""
-        return 25.0
 
     def least_blocks(self, size: int) -> int:
         """The minimum number of buckets for a model among `size` ranks, if they are of some megabytes and the recipe does
@@ -107,3 +84,14 @@ class CodecExchange(AsItsCodec, Exchange):
 
     def omega(self, layout: Layout, size: int) -> float:
         return self.codec.omega(layout)  # a bound for each rank also bounds their sum
+
+
+class LosslessExchange(Exchange):
+    """An exchange that sends numbers uncompressed, without a codec."""
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return 0.0
