@@ -225,12 +225,12 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 def _pending(worker: Worker) -> list[dict[str, State]]:
     """The results that have arrived but are not applied yet, per bucket."""
     out: list[dict[str, State]] = [{} for _ in worker.buckets]
-    flights, everything = worker.in_flight, range(len(worker.buckets))
+    flights = worker.in_flight
     for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
     for i in flights.lost if len(flights.lost) < len(worker.buckets) else []:
         out[i]["schedule"] = {"lost": torch.ones((), dtype=torch.float32)}
-    for i, wires in zip(everything, flights.arrived(everything)):
+    for i, wires in enumerate(worker.loop.messages.arrived()):
         out[i]["mixer"] = {f"arrived{j}": w for j, w in enumerate(wires)}
     return out
 

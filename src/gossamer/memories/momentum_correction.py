@@ -1,6 +1,6 @@
 """Momentum correction: momentum on each rank before compression, with momentum factor masking."""
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class MomentumCorrection(ResidualMemory):
     SGD with Sketching, NeurIPS 2019.
     """
 
+    hands_on: ClassVar[bool] = True
+
     momentum: float = 0.9
     masking: bool = True
     clip: float | None = None
@@ -64,10 +66,6 @@ class MomentumCorrection(ResidualMemory):
             self.clip is None or 0 < self.clip < float("inf"),
             f"momentum_correction: clip must be above 0, got {self.clip}; leave it out for gradients as they are",
         )
-
-    @property
-    def hands_on(self) -> bool:
-        return True
 
     @property
     def gain(self) -> float:

@@ -1,7 +1,7 @@
 """Push-sum gossip: a rank waits only for its peers, and models still tend to the exact average."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -43,11 +43,9 @@ class PushSum(Mixer):
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
-    topology: Topology = Exponential()
+    forgets: ClassVar[bool] = True
 
-    @property
-    def forgets(self) -> bool:
-        return True
+    topology: Topology = Exponential()
 
     @property
     def prelude(self) -> int:

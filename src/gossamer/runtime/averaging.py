@@ -192,7 +192,7 @@ class Averaging:
                 flight.breaks()
             else:
                 self._worker.in_flight.drop(flight)
-        self._worker.in_flight.drop_posted()
+        self._worker.in_flight.posted.clear()
 
     def _name_spoilers_of(self, flights: Sequence[InFlight]) -> Program[None]:
         fine, taken = all_peaks_finite([value for flight in flights for value in flight.given]), self.taken

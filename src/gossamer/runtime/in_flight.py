@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import PendingState
 from gossamer.core.contracts import Exchange
-from gossamer.core.verbs import Handle, Program, join
+from gossamer.core.verbs import Handle
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
 Wires = list[Tensor]
@@ -44,10 +44,8 @@ class InFlightTable:
 
     def __init__(self) -> None:
         self._flights = dict[int, InFlight]()
-        self._handles = dict[int, Handle[Wires]]()
-        self._arrived = dict[int, Wires]()
-
-    # -- averages ----------------------------------------------------------------------------------------------------
+        self.posted = dict[int, Handle[Wires]]()  # messages that are waited for
+        self.arrived = dict[int, Wires]()  # wires that were received and not collected yet
 
     @property
     def averages(self) -> list[InFlight]:
@@ -81,53 +79,15 @@ class InFlightTable:
     def drop(self, flight: InFlight) -> None:
         self._flights = {i: each for i, each in self._flights.items() if each is not flight}
 
-    def drop_posted(self) -> None:
-        """Drop all messages that are still under way."""
-        self._handles = {}
-
     def drop_messages(self) -> None:
-        self._handles, self._arrived = {}, {}
+        self.posted, self.arrived = {}, {}
 
     def landing(self) -> dict[int, Tensor]:
         """The means that have arrived, by bucket."""
         return {i: f.means[i] for i, f in self._flights.items() if not f.lost and i in f.means}
 
-    # -- messages ----------------------------------------------------------------------------------------------------
-
-    @property
-    def messages(self) -> bool:
-        return bool(self._handles) or bool(self._arrived)
-
-    def post(self, index: int, handle: Handle[Wires]) -> None:
-        self._handles[index] = handle
-
-    def has_posted(self, which: Iterable[int]) -> bool:
-        return any(i in self._handles or i in self._arrived for i in which)
-
-    def has_come(self, which: Sequence[int]) -> bool:
-        """True if these buckets have messages in flight, and all have arrived or are later than the deadline."""
-        handles = [self._handles[i] for i in which if i in self._handles]
-        return self.has_posted(which) and all(h.done() or h.overdue() for h in handles)
-
-    def join_messages(self, which: Iterable[int]) -> Program[None]:
-        """Wait for the messages of these buckets, and keep the wires received."""
-        for i in which:
-            if i in self._handles:
-                self._arrived[i] = yield from join(self._handles.pop(i))
-
-    def collect(self, which: Sequence[int]) -> list[Wires]:
-        """The wires received, by bucket; empty where nothing was posted."""
-        if not any(i in self._arrived for i in which):
-            return []
-        return [self._arrived.pop(i, []) for i in which]
-
-    def arrived(self, which: Iterable[int]) -> list[Wires]:
-        return [self._arrived.get(i, []) for i in which]
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------
-
     def restore(self, landing: dict[int, Tensor], lost: Iterable[int], arrived: dict[int, Wires]) -> None:
         """Restore the state in which all averages and messages had arrived and none were used."""
         self._flights = {i: InFlight(means={i: mean}) for i, mean in landing.items()}
         self._flights |= {i: InFlight(lost=True) for i in lost}
-        self._handles, self._arrived = {}, dict(arrived)
+        self.posted, self.arrived = {}, dict(arrived)

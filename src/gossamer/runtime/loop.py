@@ -19,7 +19,7 @@ from gossamer.core.loop import (
     UntrainedTensors,
 )
 from gossamer.core.stream_events import record_stream_use
-from gossamer.core.verbs import MembersChanged, Program, all_reduce, start
+from gossamer.core.verbs import MembersChanged, Program, all_reduce, join, start
 from gossamer.runtime.buckets import BucketState, owners
 from gossamer.runtime.optimizer_state import gain
 
@@ -185,23 +185,27 @@ class WorkerMessages(Messages):
             bucket = worker.buckets[i]
             model = bucket.read() if models is None else models[place]
             program = message(Bucket(model, bucket.layout), bucket.states["mixer"], worker.context(i))
-            self._flights.post(i, (yield from start(program, bucket.name, worker.step, lane)))
+            self._flights.posted[i] = yield from start(program, bucket.name, worker.step, lane)
 
     def wait(self) -> Program[None]:
-        yield from self._flights.join_messages(self._loop.which)
+        for i in self._loop.which:
+            if i in self._flights.posted:
+                self._flights.arrived[i] = yield from join(self._flights.posted.pop(i))
 
     def collect(self) -> Program[list[list[Tensor]]]:
-        yield from self._flights.join_messages(self._loop.which)
-        return self._flights.collect(self._loop.which)
+        yield from self.wait()
+        arrived, which = self._flights.arrived, self._loop.which
+        return [arrived.pop(i, []) for i in which] if any(i in arrived for i in which) else []
 
     def arrived(self) -> list[list[Tensor]]:
-        return self._flights.arrived(self._loop.which)
+        return [self._flights.arrived.get(i, []) for i in self._loop.which]
 
     def has_posted(self) -> bool:
-        return self._flights.has_posted(self._loop.which)
+        return any(i in self._flights.posted or i in self._flights.arrived for i in self._loop.which)
 
     def has_come(self) -> bool:
-        return self._flights.has_come(self._loop.which)
+        handles = [self._flights.posted[i] for i in self._loop.which if i in self._flights.posted]
+        return self.has_posted() and all(handle.done() or handle.overdue() for handle in handles)
 
 
 class WorkerOptimizer(OptimizerView):

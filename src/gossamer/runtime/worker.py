@@ -211,7 +211,7 @@ class Worker:
 
     def is_sending(self) -> bool:
         """True if an average or message is in flight that completes at a later step."""
-        return bool(self.in_flight.averages) or self.in_flight.messages
+        return bool(self.in_flight.averages or self.in_flight.posted or self.in_flight.arrived)
 
     def follow(self, params: Mapping[str, Param]) -> None:
         """Add parameters that are no longer frozen, in buckets of their own."""

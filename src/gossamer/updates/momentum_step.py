@@ -1,7 +1,7 @@
 """Shared code of updates that compute an adaptive optimizer's step: checks of the optimizer, moments, what is sent."""
 
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -87,14 +87,12 @@ def moments(mean: Bucket, state: State, betas: tuple[float, float], corrects_bia
 class MomentumStep(Update):
     """An update that computes the whole step; after the freeze ranks send its momentum instead of the gradient."""
 
+    is_step: ClassVar[bool] = True
+
     beta1: float
 
     @property
     def sends_momentum(self) -> bool:
-        return True
-
-    @property
-    def is_step(self) -> bool:
         return True
 
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:

@@ -35,6 +35,8 @@ class Mixer(Part):
     """
 
     kind: ClassVar[str] = "mixer"
+    # It remembers nothing of its peers, so that it can begin anew from equal models at any time.
+    forgets: ClassVar[bool] = False
 
     @property
     def begins(self) -> bool:
@@ -45,11 +47,6 @@ class Mixer(Part):
     def prelude(self) -> int:
         """The number of rounds before its peers repeat."""
         return 0
-
-    @property
-    def forgets(self) -> bool:
-        """True if it can begin anew from equal models at any time: it remembers nothing of its peers."""
-        return False
 
     def policy(self, key: str) -> Policy:
         return "drop"
