@@ -16,8 +16,7 @@ from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.buckets import settle_owners
-from gossamer.runtime.in_flight import Carried, InFlight
-from gossamer.runtime.pending_commit import PendingCommit
+from gossamer.runtime.in_flight import Carried, InFlight, PendingCommit
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -238,8 +237,8 @@ class Averaging:
             result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index, flight.step))
             program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
         program = yield from worker.controller.times.around(index, program, flat)
-        handle = yield from start(program, bucket.name, flight.step or worker.step)
-        flight.add(index, handle, drafts)
+        flight.handles[index] = yield from start(program, bucket.name, flight.step or worker.step)
+        flight.drafts += drafts
         flight.renewed |= self.renews & {index}
 
     def program(self, index: int, flat: Tensor, step: int = 0) -> tuple[Program[Carried], list[PendingState]]:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossamer.changes import begins_anew, crosses
+from gossamer.changes import begins_anew, crosses, kind_of
 from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import ARREARS, Facts, ParamGroup, RankTimes
+from gossamer.core.contracts import ARREARS, Controller, Exchange, Facts, ParamGroup, RankTimes
+from gossamer.core.errors import GossamerError
 from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Handle, Program, join
+from gossamer.core.verbs import Handle, Program, all_reduce, join, start
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
-from gossamer.runtime.controller_stats import numbers, summed
 from gossamer.runtime.recipe_changes import describe
 from gossamer.runtime.replica import WholeReplica
 from gossamer.runtime.step_times import StepTimes
@@ -23,6 +23,9 @@ from gossamer.runtime.succession import carry_over, hand_over, turn
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
+
+
+LABEL = "numbers"
 
 
 class ControllerRunner:
@@ -56,7 +59,7 @@ class ControllerRunner:
         if not self._own:
             return None
         own, self._own = [self._own[i] for i in sorted(self._own)], {}
-        return (yield summed(own, self._worker.step))
+        return (yield from start(_sum(own), LABEL, self._worker.step))
 
     def told(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
         """Wait for the sums; returns them per bucket."""
@@ -80,7 +83,8 @@ class ControllerRunner:
         else:
             loss = torch.full((), known, dtype=torch.float64, device=worker.device)
         told = torch.full_like(loss, float(worker.loss is not None))
-        (sums,) = yield from join((yield summed([torch.stack([loss, told])], worker.step)))
+        handle = yield from start(_sum([torch.stack([loss, told])]), LABEL, worker.step)
+        (sums,) = yield from join(handle)
         total, ranks = read_numbers(sums)
         return total / ranks if ranks else None
 
@@ -212,6 +216,23 @@ class ControllerRunner:
 
 def _cut(recipe: Recipe) -> tuple[Any, ...]:
     """The parts of a recipe that determine the cut into buckets and each bucket's exchange and memory."""
-    schedule = recipe.schedule
-    kind = type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
-    return recipe.exchange, recipe.memory, recipe.rules, recipe.routes, recipe.bucket, recipe.follows_rate, kind
+    ways = recipe.exchange, recipe.memory, recipe.rules, recipe.routes
+    return ways, recipe.bucket, recipe.follows_rate, kind_of(recipe.schedule)
+
+
+def numbers(controller: Controller, block: Bucket, exchange: Exchange) -> Tensor:
+    """The controller's statistics of one bucket."""
+    own = controller.local(block, exchange).detach().reshape(-1).double()
+    wanted = controller.counts * (len(block.layout.segments) if controller.counts_each else 1)
+    if own.numel() != wanted:
+        raise GossamerError(
+            f"{controller} declares {wanted} number(s) for a bucket, and its `local` returned {own.numel()} for "
+            f"{block.name!r}"
+        )
+    return own
+
+
+def _sum(rows: list[Tensor]) -> Program[tuple[Tensor, ...]]:
+    """Sum statistics over all ranks: one row for each bucket."""
+    lengths = [row.numel() for row in rows]
+    return tuple((yield from all_reduce(torch.cat(rows))).split(lengths))

@@ -1,6 +1,6 @@
-"""Averages and messages in flight, which complete at a later step, by bucket."""
+"""Averages and messages in flight, by bucket, and the state changes that wait for the optimizer step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.core.bucket import PendingState
 from gossamer.core.contracts import Exchange
 from gossamer.core.verbs import Handle
+from gossamer.recipe import Recipe
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
 Wires = list[Tensor]
@@ -30,13 +31,30 @@ class InFlight:
     over: Exchange | None = None  # instead of the recipe's exchange and memory
     broken: bool = False  # true if they have to run again, since the members have changed
 
-    def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
-        self.handles[index] = handle
-        self.drafts += drafts
-
     def breaks(self) -> None:
         """Forget what has arrived: all of it is to run again."""
         self.broken, self.handles, self.drafts, self.means = True, {}, [], {}
+
+
+@dataclass
+class PendingCommit:
+    """The state changes of an averaged gradient, to commit after the optimizer step."""
+
+    drafts: list[PendingState] = field(default_factory=list[PendingState])
+    decided: Recipe | None = None
+    words: list[str] = field(default_factory=list[str])  # that say what was decided
+
+    # Buckets for which they also agree again on what is equal on all ranks, after a change of members.
+    renewed: set[int] = field(default_factory=set[int])
+
+    def commit(self) -> None:
+        for draft in self.drafts:
+            draft.commit()
+
+    def settle(self) -> None:
+        """Commit the pending states after the optimizer step; the controller's decision waits for the end of the step."""
+        self.commit()
+        self.drafts = self.drafts[:0]
 
 
 class InFlightTable:

@@ -21,12 +21,11 @@ from gossamer.runtime.averaging import Averaging
 from gossamer.runtime.buckets import build
 from gossamer.runtime.controller_runner import ControllerRunner
 from gossamer.runtime.decay import Decay
-from gossamer.runtime.in_flight import InFlightTable
+from gossamer.runtime.in_flight import InFlightTable, PendingCommit
 from gossamer.runtime.loop import WorkerLoop
 from gossamer.runtime.measuring import ErrorMeasurement
 from gossamer.runtime.optimizer_state import OptimizerState
 from gossamer.runtime.params import Param
-from gossamer.runtime.pending_commit import PendingCommit
 from gossamer.runtime.ranks import WorkerRanks
 from gossamer.runtime.record import RunRecord
 from gossamer.runtime.replica import ReplicaRanks, WholeReplica

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Chunks, Layout, State
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy, ReduceResult
 from gossamer.core.contracts.lossy import Lossy
 from gossamer.core.verbs import Program
 

@@ -1,8 +1,8 @@
-"""The context that parts get at each step, and the result of an exchange."""
+"""The context that parts get at each step, the result of an exchange, and what becomes of entries of their state."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -41,3 +41,13 @@ class ReduceResult:
     add_sent: Callable[[Tensor, float], None]  # into += weight * (the sent part of this rank's input)
     largest: Tensor | None = None
     drained: bool = False
+
+
+Policy = Literal["equal", "mean", "owner", "shard", "drop"]
+"""How a state entry is loaded into a world of another size. It is equal on all ranks; every new rank gets the mean
+of the old ranks' entries; each element is kept by the owner of its chunk, in an entry as long as the bucket ("owner") or as
+the chunk ("shard"); or it starts anew."""
+
+Unit = Literal["gradient", "none"]
+"""The unit of a state entry: that of gradients, which a loss scaler multiplies, or another. The worker
+rescales the former when the loss scale changes, so that parts need not handle it."""

@@ -6,8 +6,7 @@ from typing import ClassVar
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.codec import AsItsCodec
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy, Unit
+from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
 from gossamer.core.contracts.lossy import Lossy
 from gossamer.core.verbs import Program
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import those
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy, Unit
+from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts.context import Context
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import Constraint, excludes, requires, those
-from gossamer.core.contracts.context import Context
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy
 from gossamer.core.parts import Part
 
 _ONE_MOMENTUM = (
