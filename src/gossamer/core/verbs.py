@@ -423,11 +423,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
     `limit` is the most bytes any rank may announce; more is a corrupt length, refused before anything is allocated.
     """
     length = torch.tensor([wire.numel()], dtype=torch.int64, device=wire.device)
-    answers = yield from all_gather(length.view(torch.uint8))
-    lengths = [int(a.clone().view(torch.int64)) for a in answers]
-    for rank, n in enumerate(lengths):
-        if not 0 <= n <= limit:
-            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
+    lengths = _announced((yield from all_gather(length.view(torch.uint8))), limit)
     padded = wire.new_zeros(max(lengths))
     padded[: wire.numel()] = wire
     wires = yield AllGather(padded, agreed=True)
@@ -438,9 +434,13 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:
     """Exchange wires of data-dependent lengths: lengths first (8 bytes a rank), then the wires themselves."""
     own = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device=wires[0].device)
-    announced = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
-    lengths = [int(a.clone().view(torch.int64)) for a in announced]
-    for rank, n in enumerate(lengths):
-        if not 0 <= n <= limit:
-            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
-    return (yield from all_to_all(wires, lengths))
+    answers = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
+    return (yield from all_to_all(wires, _announced(answers, limit)))
+
+
+def _announced(answers: Sequence[Tensor], limit: int) -> list[int]:
+    lengths = [int(answer.clone().view(torch.int64)) for answer in answers]
+    for rank, length in enumerate(lengths):
+        if not 0 <= length <= limit:
+            raise WireError(f"rank {rank} announces a wire of {length} bytes; at most {limit} are possible here")
+    return lengths
