@@ -166,7 +166,7 @@ class Recipe:
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on each node; None if no part depends on it."""
+        """The number of ranks on each node; 1 if no part depends on it."""
         return max(one.ranks_per_node for one in self.parts())
 
     @property

@@ -88,7 +88,7 @@ EXCEPTIONS = {
     ("integrations/consensus.py", "check"): "host data; moved before it is sent",
     ("integrations/handshake.py", "tell"): "host data, moved in the same line",
     ("checkpoints/tree.py", "pack"): "a part of a file",
-    ("schedules/mixing.py", "_shares"): NUMBER,
+    ("schedules/mixing.py", "shares"): NUMBER,
     ("checkpoints/state.py", "_pending"): NUMBER,
     ("schedules/quorum.py", "offer"): "host data; moved before it is sent",
 }

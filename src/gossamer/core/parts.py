@@ -61,7 +61,7 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on each node, numbered node by node; None if this part does not depend on it."""
+        """The number of ranks on each node, numbered node by node; 1 if this part does not depend on it."""
         return max((inner.ranks_per_node for inner in _inside(self)), default=1)
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
-from gossamer.core.contracts import ARREARS, Context, Exchange, Memory, RankTimes, ReduceResult
+from gossamer.core.contracts import ARREARS, Context, Exchange, RankTimes, ReduceResult
 from gossamer.core.errors import PeerError
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_reduce, join, start
@@ -266,10 +266,10 @@ class Averaging:
             return result
 
         average = bucket.memory.around(block, kept, send, worker.context(index, step))
-        if index in self.renews:
-            average = _renewed(average, bucket.memory, kept, worker.size)
         if ARREARS in kept:
-            average = _with(average, kept, found, worker.size)
+            average = _with_arrears(average, kept, found, worker.size)
+        if index in self.renews:
+            average = _after(bucket.memory.renew(kept, worker.size), average)
         return _carry(average, flat, found), [kept, carried]
 
     def _joined(self, flight: InFlight) -> Program[tuple[list[Tensor], list[Tensor]]]:
@@ -323,7 +323,7 @@ def _has_arrived(flight: InFlight) -> Program[bool]:
     return True
 
 
-def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
+def _with_arrears(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
     """Average, and add the mean of the residuals of a memory that was replaced, once and in full."""
     mean = yield from average
     total = yield from all_reduce(kept.pop(ARREARS).clone())
@@ -331,9 +331,8 @@ def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], siz
     return mean.add_(total, alpha=1 / size)
 
 
-def _renewed(average: Program[Tensor], memory: Memory, kept: PendingState, size: int) -> Program[Tensor]:
-    """Agree on what a memory holds equal on all ranks, then average."""
-    yield from memory.renew(kept, size)
+def _after(first: Program[None], average: Program[Tensor]) -> Program[Tensor]:
+    yield from first
     return (yield from average)
 
 

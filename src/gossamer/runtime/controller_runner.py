@@ -15,11 +15,11 @@ from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, all_reduce, join, start
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
+from gossamer.runtime.buckets import BucketState, are_cut_alike, build, choose_codecs
 from gossamer.runtime.recipe_changes import describe
 from gossamer.runtime.replica import WholeReplica
 from gossamer.runtime.step_times import StepTimes
-from gossamer.runtime.succession import carry_over, hand_over, turn
+from gossamer.runtime.succession import carry_over, hand_over, replace_parts
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -170,12 +170,12 @@ class ControllerRunner:
             worker.live.clear()
         worker.record.tell(Decision(worker.step, worker.rank, describe(before, recipe, len(worker.params))))
         if not recipe.controller.cuts:
-            retell(recipe, worker.buckets, worker.size)
+            choose_codecs(recipe, worker.buckets, worker.size)
         elif _cut(recipe) != _cut(before):  # else all buckets stay as they are
             pieces = hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
-                turn(old, cut)
+                replace_parts(old, cut)
             else:
                 worker.buckets = cut
                 carry_over(pieces, cut, worker.size)

@@ -78,7 +78,7 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
             )
 
 
-def turn(buckets: Sequence[BucketState], others: Sequence[BucketState]) -> None:
+def replace_parts(buckets: Sequence[BucketState], others: Sequence[BucketState]) -> None:
     """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied."""
     for bucket, other in zip(buckets, others, strict=True):
         bucket.exchange, bucket.memory, bucket.shift = other.exchange, other.memory, other.shift

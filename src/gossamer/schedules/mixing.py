@@ -82,16 +82,14 @@ def numerators(loop: Loop, mixer: Mixer) -> list[Tensor]:
 
 def shares(loop: Loop, mixer: Mixer) -> list[Share]:
     """Return this rank's numerators and weights, including messages that have arrived but are not absorbed."""
-    return [*_shares(loop, mixer)]
-
-
-def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
+    out = list[Share]()
     for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.messages.arrived(), strict=True):
         state: State = dict(kept)
         if wires:
             block, wires = mixer.heal(block, state, wires, _unheard)
             block = block.like(mixer.absorb(block, state, wires))
-        yield Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32)))
+        out.append(Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32))))
+    return out
 
 
 def _unheard(rank: int | None, fine: bool | Tensor) -> bool | Tensor:

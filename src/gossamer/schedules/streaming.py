@@ -85,9 +85,6 @@ class Streaming(Schedule):
             f"streaming: a rate of {self.rate} with mixing={self.mixing} and momentum={self.momentum} diverges; the rate must "
             f"be below {self.stable:.3g}",
         )
-        self._check_fragments()
-
-    def _check_fragments(self) -> None:
         count = len(self.fragments) if isinstance(self.fragments, tuple) else self.fragments
         if count is not None:
             pieces.refuse_slots("streaming", self.fragments, count, self.every)
