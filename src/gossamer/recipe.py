@@ -25,7 +25,7 @@ from gossamer.core.contracts import (
 )
 from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
-from gossamer.core.schedule import Resyncing, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
@@ -144,10 +144,9 @@ class Recipe:
 
     def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
-        parted = any("parts models" in one.traits for one in self.parts())
-        if not parted:
-            return self.schedule.is_synced(step)
-        return isinstance(self.schedule, Resyncing) and self.schedule.resyncs(step)
+        if any("parts models" in one.traits for one in self.parts()):
+            return self.schedule.shape.resyncs and step % self.schedule.shape.period == 0
+        return self.schedule.is_synced(step)
 
     @cached_property
     def reached(self) -> list["Recipe"]:

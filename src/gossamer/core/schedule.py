@@ -39,6 +39,7 @@ class Shape:
     steps_alike: bool = False
     mixer: Mixer | None = None  # the mixer that it drives
     syncs: bool = False  # all ranks hold equal models at the end of each round
+    resyncs: bool = False  # they do although a memory lets models diverge meanwhile
     mixes: bool = False  # models are mixed between ranks and never agree exactly
     is_async: bool = False  # each rank counts its own steps, waits for no other, and takes results as they arrive
     skips_steps: bool = False  # a rank may take fewer steps than it counts: ranks meet at ends of rounds only
@@ -80,6 +81,7 @@ class Schedule(Part):
             is_async=shape.is_async,
             own_step=shape.lr_factor != 1,
             accumulates=shape.micro_batches != 1,
+            resyncs=shape.resyncs,
             rank_to_rank=meets and self.ranks_per_node == 1,
         )
 
@@ -172,14 +174,6 @@ class TrainsElsewhere(ABC):
     @abstractmethod
     def moves_in(self, loop: Loop) -> None:
         """Set the model to the one that the state describes, after a checkpoint of another number of ranks was loaded."""
-
-
-class Resyncing(ABC):
-    """A schedule that makes models equal now and then that a memory lets diverge."""
-
-    @abstractmethod
-    def resyncs(self, step: int) -> bool:
-        """True if models are made equal at this step."""
 
 
 class CompressesSome(ABC):

@@ -5,12 +5,12 @@ from typing import Annotated, Literal, final
 
 from gossamer.codecs import FP32
 from gossamer.core.binding import Binding
-from gossamer.core.constraints import Constraint, requires, those
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
-from gossamer.core.schedule import Resyncing, Schedule, Shape, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 
@@ -19,7 +19,7 @@ _DENSE = AllReduced(FP32())
 
 @final
 @part("resync", sample="resync(3)")
-class Resync(Schedule, Resyncing):
+class Resync(Schedule):
     """Averages gradients at every step, and models every `every` steps, densely, without codec and memory.
 
     `sync="average"` sets x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
@@ -54,10 +54,6 @@ class Resync(Schedule, Resyncing):
         require(self.every >= 1, f"resync: every must be at least 1 step, got {self.every}; the authors take 500")
 
     @property
-    def traits(self) -> frozenset[str]:
-        return super().traits | those(resyncs=True)
-
-    @property
     def constraints(self) -> tuple[Constraint, ...]:
         if self.sync == "average":
             return ()
@@ -69,10 +65,7 @@ class Resync(Schedule, Resyncing):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, averages_gradients=True, works_alone=True)
-
-    def resyncs(self, step: int) -> bool:
-        return step % self.every == 0
+        return Shape(period=self.every, averages_gradients=True, resyncs=True, works_alone=True)
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
         return Share.each(loop.parameters())
