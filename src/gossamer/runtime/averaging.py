@@ -53,7 +53,7 @@ class Averaging:
     def send_gradient(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         """Start averaging a bucket's gradient; the mean may be written over it."""
         worker, flat = self._worker, self._weighted(flat)
-        worker.controller.note(index, flat)
+        worker.controller.add_statistics(index, flat)
         given = worker.update_step.outgoing(index, flat, worker.scale) if over is None else flat
         yield from self._launch(self._gradients, index, given, over)
 
@@ -63,20 +63,20 @@ class Averaging:
         sums: Sequence[Tensor] = ()
         times: Sequence[RankTimes] = ()
         if worker.size > 1 or self._gradients.handles:
-            summing = yield from controller.ask()
+            summing = yield from controller.start_sums()
             yield from controller.times.wait_begins()
             self.held = yield from self._arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], InFlight()
             worker.decay.take_out(self.means)
-            sums = yield from controller.told(summing)
+            sums = yield from controller.wait_sums(summing)
             times = yield from controller.times.wait_ends()
         else:
-            self.means = controller.look_alone()
+            self.means = controller.own_gradients()
             self.finite = worker.replica.all(all_finite(self.means))
         if self.finite and self.means:
             if self.hand_over is not None and "control" in worker.recipe.controller.traits:
                 self.hand_over()
-            state = controller.draft()
+            state = PendingState(controller.state)
             self.held.decided = controller.decide(self.means, sums, state, times=times, words=self.held.words)
             self.held.drafts.append(state)
         elif not self.finite:
@@ -141,7 +141,7 @@ class Averaging:
         if means is not None:
             loss, words = (yield from worker.controller.mean_loss()), list[str]()
             worker.controller.next = worker.controller.decide(means, loss=loss, times=heard, words=words)
-            worker.controller.say(words)
+            worker.controller.tell(words)
         elif lost:
             worker.controller.decide_without_means(heard)
         return means

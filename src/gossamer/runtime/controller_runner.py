@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses, kind_of
-from gossamer.core.bucket import Bucket, PendingState, State
+from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import ARREARS, Controller, Exchange, Facts, ParamGroup, RankTimes
 from gossamer.core.errors import GossamerError
 from gossamer.core.events import Decision
@@ -43,7 +43,7 @@ class ControllerRunner:
         """The recipe that will be in force when no average is in flight."""
         return self.next or self._worker.recipe
 
-    def note(self, index: int, flat: Tensor) -> None:
+    def add_statistics(self, index: int, flat: Tensor) -> None:
         """Compute the statistics of a bucket's gradient before it is sent."""
         controller = self._worker.recipe.controller
         if controller.counts:
@@ -54,18 +54,18 @@ class ControllerRunner:
         """Forget the statistics of a step that is dropped."""
         self._own.clear()
 
-    def ask(self) -> Program[Handle[Any] | None]:
+    def start_sums(self) -> Program[Handle[Any] | None]:
         """Start summing the statistics over all ranks."""
         if not self._own:
             return None
         own, self._own = [self._own[i] for i in sorted(self._own)], {}
         return (yield from start(_sum(own), LABEL, self._worker.step))
 
-    def told(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
+    def wait_sums(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
         """Wait for the sums; returns them per bucket."""
         return () if handle is None else (yield from join(handle))
 
-    def look_alone(self) -> list[Tensor]:
+    def own_gradients(self) -> list[Tensor]:
         """The gradients of a single rank, which sends nothing, for a controller that may change the optimizer's steps."""
         worker = self._worker
         if not worker.recipe.controller.moves_schedule:
@@ -129,9 +129,9 @@ class ControllerRunner:
         words = list[str]()
         facts = Facts(worker.step, 0.0, (), times=times, finite=False, size=worker.size, tell=words.append)
         self.next = self._other(worker.recipe.controller.decide(facts, worker.recipe, self.state)) or self.next
-        self.say(words)
+        self.tell(words)
 
-    def say(self, words: Sequence[str]) -> None:
+    def tell(self, words: Sequence[str]) -> None:
         """Tell what was decided for the next step."""
         for text in words:
             self._worker.record.tell(Decision(self._worker.step + 1, self._worker.rank, text))
@@ -148,10 +148,7 @@ class ControllerRunner:
             return
         fine = yield from worker.optimizer_state.agree(worker.size, worker.ranks.weight, worker.step)
         if not fine:
-            self.say([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
-
-    def draft(self) -> PendingState:
-        return PendingState(self.state)
+            self.tell([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
 
     @property
     def may_adopt(self) -> bool:

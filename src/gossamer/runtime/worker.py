@@ -174,7 +174,7 @@ class Worker:
         held, self.averaging.held = self.averaging.held, PendingCommit()
         held.commit()
         self.averaging.has_renewed(held)
-        self.controller.say(held.words)
+        self.controller.tell(held.words)
         self.controller.times.step_ends(self.loss)
         self.record.samples, self.loss = [], None
         self.controller.next = held.decided or self.controller.next
