@@ -80,7 +80,7 @@ class BMUF(Schedule):
             for place, x in zip(loop.buckets, models):
                 velocity = place.states["schedule"].get("velocity")
                 if velocity is not None and self.sharded:
-                    shards.add_own(x, velocity, ahead * loop.ranks.size, loop, place)  # each rank adds its own chunk
+                    shards.own_chunk(x, loop, place).add_(velocity, alpha=ahead * loop.ranks.size)
                 elif velocity is not None:
                     x.add_(velocity, alpha=ahead)
         return Share.each(models)

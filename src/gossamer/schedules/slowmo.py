@@ -194,7 +194,8 @@ class SlowMo(Schedule, BetweenNodes):
         yield from self.base.ready(loop, index, flat)
 
     def step(self, loop: Loop) -> Program[None]:
-        self._remember(loop)
+        remember = shards.remember if self.sharded and loop.ranks.size > 1 else remember_anchor
+        remember(loop, lambda: self._held(loop))
         base = self._base_of(loop)
         steps = base.step(loop)
         yield from until_optimizer_step(steps)
@@ -215,10 +216,6 @@ class SlowMo(Schedule, BetweenNodes):
         """Return the base; on one rank without its mixer."""
         alone = loop.ranks.size == 1 and not self.base.shape.averages_gradients
         return LocalSteps() if alone else self.base
-
-    def _remember(self, loop: Loop) -> None:
-        remember = shards.remember if self.sharded and loop.ranks.size > 1 else remember_anchor
-        remember(loop, lambda: self._held(loop))
 
     def _close_round(self, loop: Loop) -> Program[bool]:
         """Take the outer step; returns False, with all ranks back at the anchor, if the average is not finite."""
