@@ -15,10 +15,8 @@ from gossamer.core.verbs import (
     TicketHolders,
     Verb,
     WaitQuorum,
-    kept,
-    receive_order,
-    send_order,
 )
+from gossamer.core.wire import kept, receive_order, send_order
 
 
 def answer_of(verb: Verb, size: int) -> Any:
