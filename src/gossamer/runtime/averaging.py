@@ -42,10 +42,10 @@ class Averaging:
         self.keeps = False
         # If true, averages in flight run again by themselves when the members have met, with what each rank gave.
         self.resumes = False
-        # How often this rank has taken another's state, with what that has in flight: what it gave before belongs to no one.
+        # How often this rank has replaced its state, averages in flight included, by another rank's.
         self.taken = 0
         self.renews = set[int]()  # buckets whose next average is the first after a change of members
-        # If true, each average ends with a number of all ranks: nodes may be lost, and their ranks are further apart than one request.
+        # If true, each average ends with an all-reduce of one number: where nodes may be lost, ranks are at most one request apart.
         self.confirms = False
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Averaging:
             yield from self._begin(flight, flight.values)
 
     def take_part_in(self, lost: Sequence[int], flights: Sequence[tuple[Sequence[int], int]]) -> None:
-        """Have in flight what another rank has that has told it, with zeros as this rank's values."""
+        """Have the same averages in flight as another rank that has described its own, with zeros as this rank's values."""
         table, buckets = self._worker.in_flight, self._worker.buckets
         table.restore(table.landing(), lost, {})
         for which, step in flights:
@@ -216,7 +216,7 @@ class Averaging:
         worker.record.row = Counter({rank: worker.record.row[rank] + 1 for rank in guilty})
 
     def has_renewed(self, held: PendingCommit) -> None:
-        """What is equal on all ranks is so again, once an average after the change of members was committed."""
+        """Note the buckets whose memories have agreed again after a change of members, once that is committed."""
         if held.drafts:
             self.renews -= held.renewed
 

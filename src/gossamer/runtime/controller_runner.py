@@ -146,7 +146,7 @@ class ControllerRunner:
             return
         if not crosses(worker.recipe.schedule, after.schedule):
             return
-        fine = yield from worker.optimizer_state.agree(worker.size, worker.ranks.weight, worker.step)
+        fine = yield from worker.optimizer_state.agree()
         if not fine:
             self.tell([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
 

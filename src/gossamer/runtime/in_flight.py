@@ -32,7 +32,7 @@ class InFlight:
     broken: bool = False  # true if they have to run again, since the members have changed
 
     def breaks(self) -> None:
-        """Forget what has arrived: all of it is to run again."""
+        """Forget what has arrived: all of these averages run again."""
         self.broken, self.handles, self.drafts, self.means = True, {}, [], {}
 
 
@@ -91,7 +91,7 @@ class InFlightTable:
         return [flight for flight in self.averages if flight.broken]
 
     def told(self) -> list[tuple[list[int], int]]:
-        """What others are told of averages that have to run again: buckets, and the step of their launch."""
+        """A description of the averages that have to run again, for other ranks: buckets, and the step of their launch."""
         return [([*flight.values], flight.step) for flight in self.broken]
 
     def drop(self, flight: InFlight) -> None:

@@ -256,8 +256,7 @@ class WorkerOptimizer(OptimizerView):
         self._worker.optimizer_state.reset()
 
     def average(self, moments: Sequence[int] = ()) -> Program[None]:
-        worker = self._worker
-        yield from worker.optimizer_state.average(worker.size, worker.ranks.weight, worker.step, moments)
+        yield from self._worker.optimizer_state.average(moments)
 
 
 def _debt(bucket: BucketState) -> State:

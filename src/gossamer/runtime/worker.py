@@ -61,7 +61,7 @@ class Worker:
         self.ranks, self.record = WorkerRanks(self, rank, size, seed), RunRecord(self)
         self.buckets = build(self.recipe, self.params, self.rate_groups(), size)
         self._refuse_misfits()
-        self.optimizer_state, self.update_step = OptimizerState(self.params, optimizer), UpdateStep(self)
+        self.optimizer_state, self.update_step = OptimizerState(self), UpdateStep(self)
         self.averaging, self.in_flight, self.measurement = Averaging(self), InFlightTable(), ErrorMeasurement()
         self.controller, self.decay = ControllerRunner(self), Decay(self)
         self.decay.refuse_unknown()
@@ -69,7 +69,7 @@ class Worker:
 
     def join_replica(self, replica: ReplicaRanks) -> None:
         """Decide together with the ranks that hold the model's other shards, from the first step on."""
-        self.replica = self.optimizer_state.replica = replica
+        self.replica = replica
 
     @property
     def rank(self) -> int:
