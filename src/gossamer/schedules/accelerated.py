@@ -93,17 +93,17 @@ class Accelerated(Schedule, TrainsElsewhere):
         if not (yield OptimizerStep()):
             return
         loop.assign([self._moved(*pair) for pair in zip(loop.buckets, loop.parameters(), strict=True)])
-        for place in loop.buckets:
-            if place.narrow:  # x_md as the parameters hold it, rounded
-                place.states["schedule"]["middle"] = place.read()
+        for bucket in loop.buckets:
+            if bucket.narrow:  # x_md as the parameters hold it, rounded
+                bucket.states["schedule"]["middle"] = bucket.read()
 
-    def _moved(self, place: BucketView, stepped: Tensor) -> Tensor:
+    def _moved(self, bucket: BucketView, stepped: Tensor) -> Tensor:
         """Return the next x_md. `stepped` is x_md - lr g, and its memory is reused."""
-        state, like = place.states["schedule"], place.layout.buffers.like
+        state, like = bucket.states["schedule"], bucket.layout.buffers.like
         round, stage = int(state.get("round", 1)), int(state.get("stage", 0))
         x = stepped
         if round > 1:  # in round 1 x_md is x, and the step is a plain one
-            middle = state["middle"] if place.narrow else _between(state, round, like(x))
+            middle = state["middle"] if bucket.narrow else _between(state, round, like(x))
             step = torch.sub(middle, stepped, out=stepped)
             x = torch.sub(state["x"], step, alpha=(round + 1) / 2, out=step)
         state["x"], state["aggregate"] = x, torch.lerp(state.get("aggregate", x), x, 2 / (round + 1), out=like(x))

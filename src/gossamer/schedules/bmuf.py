@@ -77,10 +77,10 @@ class BMUF(Schedule):
         models = loop.parameters()
         if self.nesterov:
             ahead = self.rate * self._momentum(loop.ranks.size)
-            for place, x in zip(loop.buckets, models):
-                velocity = place.states["schedule"].get("velocity")
+            for bucket, x in zip(loop.buckets, models):
+                velocity = bucket.states["schedule"].get("velocity")
                 if velocity is not None and self.sharded:
-                    shards.own_chunk(x, loop, place).add_(velocity, alpha=ahead * loop.ranks.size)
+                    shards.own_chunk(x, loop, bucket).add_(velocity, alpha=ahead * loop.ranks.size)
                 elif velocity is not None:
                     x.add_(velocity, alpha=ahead)
         return Share.each(models)

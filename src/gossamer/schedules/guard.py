@@ -67,7 +67,7 @@ class EDiTGuard(Part):
             loop.record.round_dropped()
             return None
         if not weights[own]:
-            moved = [place.empty() for place in loop.buckets]
+            moved = [bucket.empty() for bucket in loop.buckets]
         means = yield from loop.counting(size * weights[own] / sum(weights)).averages.of(moved)
         return None if means is None else self._clipped(loop, means)
 

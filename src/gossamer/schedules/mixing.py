@@ -116,8 +116,8 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
     """Absorb and write each bucket; yields its model if it lies in one tensor."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])
-        (place,), (state,) = one.buckets, one.mixing
-        followed = mixer.follow(place.pieces, place.layout, state, wires)
+        (bucket,), (state,) = one.buckets, one.mixing
+        followed = mixer.follow(bucket.pieces, bucket.layout, state, wires)
         yield from [_write(one, mixer, one.blocks()[0], wires)] if followed is None else followed
 
 

@@ -106,8 +106,8 @@ class OverlapLocalSGD(Schedule):
     def _land(self, loop: Loop) -> Program[bool]:
         """Wait for the average and move the anchor; returns False, and leaves it, if the average was not finite."""
         means = yield from loop.averages.wait()
-        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
-            state = place.states["schedule"]
+        for bucket, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
+            state = bucket.states["schedule"]
             velocity = slow_velocity(state, mean.neg_(), lr, self.beta, self.by_lr)
-            state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.buffers.like(velocity))
+            state["anchor"] = torch.add(state["anchor"], velocity, out=bucket.layout.buffers.like(velocity))
         return means is not None

@@ -243,12 +243,12 @@ class QuorumRounds(Schedule, Elastic):
             self.delayed is not None,
         )
 
-    def _follow(self, place: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
+    def _follow(self, bucket: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
         """Move a bucket's anchor by the mean over `arrivals` of `size` ranks."""
         if self.delayed is None:
-            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(place, mean, 1.0)
+            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(bucket, mean, 1.0)
         else:
-            DelayedNesterov(self.momentum, self.rate, self.delayed).take(place, mean, arrivals, size)
+            DelayedNesterov(self.momentum, self.rate, self.delayed).take(bucket, mean, arrivals, size)
 
 
 def _meets_others(loop: Loop) -> bool:

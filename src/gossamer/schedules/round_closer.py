@@ -145,15 +145,15 @@ class RoundCloser:
         share = weights[part.ranks.rank].mul(part.ranks.size).div(total)
         means, drafts, peaks = list[Tensor](), list[PendingState](), list[Tensor]()
         context, meter = part.ranks.context(step), part.averages.error_meter(step) if offer is not None else None
-        for i, place in enumerate(part.buckets):
-            flat = place.empty()
+        for i, bucket in enumerate(part.buckets):
+            flat = bucket.empty()
             if offer is not None:
-                flat = merge.given(offer.moved[i], place.layout).mul_(share.to(flat.dtype))
-            kept = PendingState(place.states["memory"] if offer is not None else State())
-            carried = PendingState(place.states["exchange"])
-            block = Bucket(flat, place.layout)
-            mean = yield from place.memory.around(block, kept, _through(place, carried, meter), context)
-            means.append(merge.made(mean, place.layout, lengths[i].div(total)))
+                flat = merge.given(offer.moved[i], bucket.layout).mul_(share.to(flat.dtype))
+            kept = PendingState(bucket.states["memory"] if offer is not None else State())
+            carried = PendingState(bucket.states["exchange"])
+            block = Bucket(flat, bucket.layout)
+            mean = yield from bucket.memory.around(block, kept, _through(bucket, carried, meter), context)
+            means.append(merge.made(mean, bucket.layout, lengths[i].div(total)))
             peaks.append(peak(means[-1]).double().view(1))
             drafts += [kept, carried] if offer is not None else [carried]
         largest = torch.cat([*peaks, weights.count_nonzero().double().view(1)])
@@ -166,8 +166,8 @@ class RoundCloser:
         device, size = part.buckets[0].device, part.ranks.size
         mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
         mine[part.ranks.rank] = weight
-        moved = offer.moved if offer is not None else [place.empty() for place in part.buckets]
-        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.buckets)]
+        moved = offer.moved if offer is not None else [bucket.empty() for bucket in part.buckets]
+        lengths = [self._rule.merge.lengths(m, bucket.layout) for m, bucket in zip(moved, part.buckets)]
         summed = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
         weights, *sums = summed.split([size, *(n.numel() for n in lengths)])
         return weights, sums
@@ -187,11 +187,11 @@ class RoundCloser:
         return self._parts[(round.number - 1) % len(self._parts)]
 
 
-def _through(place: BucketView, carried: State, meter: ErrorMeter | None) -> Sender:
+def _through(bucket: BucketView, carried: State, meter: ErrorMeter | None) -> Sender:
     """The bucket's exchange, for its memory to send through."""
 
     def send(block: Bucket, context: Context) -> Program[ReduceResult]:
-        result = yield from place.exchange.average(block, carried, context)
+        result = yield from bucket.exchange.average(block, carried, context)
         if meter is not None:
             meter(block, result.add_sent)
         return result

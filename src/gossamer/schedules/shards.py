@@ -112,14 +112,14 @@ def remember(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
     """Set the anchor to a rank's chunk of the first step's model; for parameters added later, when they are added."""
     if all("anchor" in state for state in loop.states):
         return
-    for place, x in zip(loop.buckets, held()):
-        own = own_chunk(x, loop, place).clone()  # a view would keep the whole model in memory
-        place.states["schedule"].setdefault("anchor", own)
+    for bucket, x in zip(loop.buckets, held()):
+        own = own_chunk(x, loop, bucket).clone()  # a view would keep the whole model in memory
+        bucket.states["schedule"].setdefault("anchor", own)
 
 
-def own_chunk(model: Tensor, loop: Loop, place: BucketView) -> Tensor:
+def own_chunk(model: Tensor, loop: Loop, bucket: BucketView) -> Tensor:
     """The chunk of a bucket that this rank owns."""
-    return Bucket(model, place.layout).chunks(loop.ranks.size)[loop.ranks.rank].flat
+    return Bucket(model, bucket.layout).chunks(loop.ranks.size)[loop.ranks.rank].flat
 
 
 def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool) -> Program[bool]:
@@ -140,4 +140,4 @@ def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool
 
 def _owners(loop: Loop, step: OuterStep | None) -> dict[Layout, Owner]:
     rates = zip(loop.buckets, loop.optimizer.lrs)
-    return {place.layout: Owner(place.states["schedule"], step, rate) for place, rate in rates}
+    return {bucket.layout: Owner(bucket.states["schedule"], step, rate) for bucket, rate in rates}

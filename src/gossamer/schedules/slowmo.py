@@ -222,8 +222,8 @@ class SlowMo(Schedule, BetweenNodes):
         if self.sharded and loop.ranks.size > 1:
             return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.is_synced(loop.step)))
         means = yield from self._moved(loop)
-        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
-            self._outer.take(place, mean, lr)
+        for bucket, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
+            self._outer.take(bucket, mean, lr)
         return_to_anchor(loop)
         return means is not None
 

@@ -156,8 +156,8 @@ class Streaming(Schedule):
         """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
         means = yield from fragment.averages.wait()
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
-        for place, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
-            outer.take(place, mean, lr)
+        for bucket, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
+            outer.take(bucket, mean, lr)
         if means is None or not self.mixing:
             return_to_anchor(fragment)
             return
@@ -167,5 +167,5 @@ class Streaming(Schedule):
 
 def fragments_of(loop: Loop) -> list[Loop]:
     """Return one loop per fragment of the model."""
-    numbers = [place.fragment for place in loop.buckets]
+    numbers = [bucket.fragment for bucket in loop.buckets]
     return [loop.part([i for i, n in enumerate(numbers) if n == p]) for p in range(max(numbers) + 1)]

@@ -144,9 +144,9 @@ def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
 def _set_out(loop: Loop) -> None:
     """Set the anchor at the first local step, and drop the residuals, which are of gradients."""
     if not any("anchor" in s for s in loop.states):
-        for place in loop.buckets:
-            place.states["memory"].clear()
-            place.states["exchange"].clear()
+        for bucket in loop.buckets:
+            bucket.states["memory"].clear()
+            bucket.states["exchange"].clear()
     remember_anchor(loop, loop.parameters)
 
 
@@ -173,7 +173,7 @@ def _meet(loop: Loop) -> Program[None]:
 
 def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
     gone = [update.gone(state) for state in loop.optimizer.update_states]
-    return [place.empty() if u is None else u for place, u in zip(loop.buckets, gone, strict=True)]
+    return [bucket.empty() if u is None else u for bucket, u in zip(loop.buckets, gone, strict=True)]
 
 
 def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:
