@@ -159,18 +159,18 @@ def _block_dtype(param: Param) -> torch.dtype:
 
 def are_cut_alike(some: Sequence[BucketState], others: Sequence[BucketState]) -> bool:
     """True if both lists of buckets hold the same parameters in the same order."""
-    return [c.names for c in some] == [c.names for c in others]
+    return [bucket.names for bucket in some] == [bucket.names for bucket in others]
 
 
 def choose_codecs(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
     """Apply a controller's choice of codecs to the same buckets, where it does not change the cut."""
-    for c in buckets:
-        shapes = {name: param.whole_shape for name, param in zip(c.names, c.params, strict=True)}
-        exchange, layout = _exchange_and_layout(recipe, shapes, c.layout)
-        if layout is not c.layout:
-            settle(c, size)
-        c.exchange, c.layout = exchange, layout
-        c.shift = c.memory.follow(c.exchange.omega(c.layout, size))
+    for bucket in buckets:
+        shapes = {name: param.whole_shape for name, param in zip(bucket.names, bucket.params, strict=True)}
+        exchange, layout = _exchange_and_layout(recipe, shapes, bucket.layout)
+        if layout is not bucket.layout:
+            settle(bucket, size)
+        bucket.exchange, bucket.layout = exchange, layout
+        bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, size))
 
 
 def settle(bucket: BucketState, size: int) -> None:

@@ -70,7 +70,7 @@ class ControllerRunner:
         worker = self._worker
         if not worker.recipe.controller.moves_schedule:
             return []
-        return [c.gradients() for c in worker.buckets]
+        return [bucket.gradients() for bucket in worker.buckets]
 
     def mean_loss(self) -> Program[float | None]:
         """This step's mean loss over the ranks that reported one; None where none did, or the controller does not use it."""
@@ -102,9 +102,9 @@ class ControllerRunner:
         worker, controller = self._worker, self._worker.recipe.controller
         if "control" not in controller.traits:
             return None  # before all means are unscaled and copied in vain
-        blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
+        blocks = [self._unscaled(mean, bucket) for mean, bucket in zip(means, worker.buckets)]
         if controller.counts and not sums:  # a single rank: its own gradients are the means
-            sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
+            sums = [numbers(controller, b, bucket.exchange) for b, bucket in zip(blocks, worker.buckets, strict=True)]
         total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
         facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
         facts = facts._replace(times=times, size=worker.size, tell=([] if words is None else words).append)
@@ -186,8 +186,8 @@ class ControllerRunner:
         if means is None or old is self._worker.buckets:
             return means
         pairs = zip(old, means, strict=True)
-        named = {name: view for c, mean in pairs for name, view in Bucket(mean, c.layout).tensors()}
-        return [c.gather([named[s.name] for s in c.layout.segments]) for c in self._worker.buckets]
+        named = {name: view for bucket, mean in pairs for name, view in Bucket(mean, bucket.layout).tensors()}
+        return [bucket.gather([named[s.name] for s in bucket.layout.segments]) for bucket in self._worker.buckets]
 
     def restore(self, recipe: Recipe, due: Recipe, state: State) -> None:
         """Restore a controller's choice and state from a checkpoint."""

@@ -220,12 +220,14 @@ class Worker:
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
         """The agreed gradient of every parameter, in its own shape."""
         pairs = zip(self.buckets, means, strict=True)
-        return {name: view for c, mean in pairs for name, view in Bucket(mean, c.layout).tensors()}
+        return {name: view for bucket, mean in pairs for name, view in Bucket(mean, bucket.layout).tensors()}
 
     def residual_norm(self) -> float:
         """The norm of this rank's residuals, without the loss scale (and the rate, with units="update")."""
-        debts = [debt for c in self.buckets if (debt := c.memory.residual(c.states["memory"])) is not None]
-        debts += [(owed, 1.0) for c in self.buckets if (owed := c.states["memory"].get(ARREARS)) is not None]
+        debts = [
+            debt for bucket in self.buckets if (debt := bucket.memory.residual(bucket.states["memory"])) is not None
+        ]
+        debts += [(owed, 1.0) for bucket in self.buckets if (owed := bucket.states["memory"].get(ARREARS)) is not None]
         norms = read_numbers(*(debt.double().norm() for debt, _ in debts))
         return (
             sum((norm / (self.averaging.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
@@ -240,7 +242,7 @@ class Worker:
         for recipe in sorts.values():
             own = recipe is self.recipe
             cut = self.buckets if own else build(recipe, self.params, self.rate_groups(), self.size)
-            recipe.fits(Binding(self.size, [c.layout for c in cut], [*optimizers.members(self.optimizer)]))
+            recipe.fits(Binding(self.size, [bucket.layout for bucket in cut], [*optimizers.members(self.optimizer)]))
 
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe uses its rate; else empty.
