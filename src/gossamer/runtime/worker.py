@@ -224,14 +224,12 @@ class Worker:
 
     def residual_norm(self) -> float:
         """The norm of this rank's residuals, without the loss scale (and the rate, with units="update")."""
-        debts = [
-            debt for bucket in self.buckets if (debt := bucket.memory.residual(bucket.states["memory"])) is not None
-        ]
-        debts += [(owed, 1.0) for bucket in self.buckets if (owed := bucket.states["memory"].get(ARREARS)) is not None]
-        norms = read_numbers(*(debt.double().norm() for debt, _ in debts))
-        return (
-            sum((norm / (self.averaging.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
-        )
+        states = [(bucket.memory, bucket.states["memory"]) for bucket in self.buckets]
+        debts = [debt for memory, state in states if (debt := memory.residual(state)) is not None]
+        debts += [(state[ARREARS], 1.0) for _, state in states if ARREARS in state]
+        norms = read_numbers(*(residual.double().norm() for residual, _ in debts))
+        units = [self.averaging.unit * unit for _, unit in debts]
+        return sum((norm / unit) ** 2 for norm, unit in zip(norms, units, strict=True)) ** 0.5
 
     def _refuse_misfits(self) -> None:
         """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
