@@ -162,7 +162,7 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
     its arguments fit, and any later term is the part. Nothing is executed: the text is read as a Python expression and
     bound by signature.
     """
-    words = dict(names or {})
+    words = names or {}
     alone = {word: make for word, make in words.items() if registry.get(word) is None}
     try:
         first, *others = terms_of(text)

@@ -144,7 +144,8 @@ class RoundCloser:
         total, merge = weights.sum(), self._rule.merge
         share = weights[part.ranks.rank].mul(part.ranks.size).div(total)
         means, drafts, peaks = list[Tensor](), list[PendingState](), list[Tensor]()
-        context, meter = part.ranks.context(step), part.averages.error_meter(step) if offer is not None else None
+        context = part.ranks.context(step)
+        meter = None if offer is None else part.averages.error_meter(step)
         for i, bucket in enumerate(part.buckets):
             flat = bucket.empty()
             if offer is not None:
