@@ -106,8 +106,18 @@ class ControllerRunner:
         if controller.counts and not sums:  # a single rank: its own gradients are the means
             sums = [numbers(controller, b, bucket.exchange) for b, bucket in zip(blocks, worker.buckets, strict=True)]
         total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
-        facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
-        facts = facts._replace(times=times, size=worker.size, tell=([] if words is None else words).append)
+        facts = Facts(
+            step=worker.step,
+            lr=max(worker.loop.optimizer.rates),
+            blocks=blocks,
+            sums=sums,
+            loss=loss,
+            groups=self._groups(),
+            over_shards=total,
+            times=times,
+            size=worker.size,
+            tell=([] if words is None else words).append,
+        )
         return self._other(controller.decide(facts, worker.recipe, self.state if state is None else state))
 
     def _other(self, decided: Recipe) -> Recipe | None:
