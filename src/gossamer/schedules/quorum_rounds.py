@@ -231,16 +231,16 @@ class QuorumRounds(Schedule, Elastic):
 
     def _rule(self) -> ClosingRule:
         return ClosingRule(
-            self.slot,
-            self.quorum,
-            self.least if self.delayed is None else self.every,
-            self.overlap,
-            self.grace,
-            self.late == "keep",
-            partial(_weight, self.weigh),
-            Merge(self.merge == "radial", self.plain),
-            self._follow,
-            self.delayed is not None,
+            slot=self.slot,
+            quorum=self.quorum,
+            least=self.least if self.delayed is None else self.every,
+            overlap=self.overlap,
+            grace=self.grace,
+            keeps=self.late == "keep",
+            weigh=partial(_weight, self.weigh),
+            merge=Merge(self.merge == "radial", self.plain),
+            follow=self._follow,
+            by_arrival=self.delayed is not None,
         )
 
     def _follow(self, bucket: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
