@@ -1,6 +1,5 @@
 """The schedule of 0/1 Adam: which averages are exact, and when local steps are averaged."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, final
 
@@ -153,17 +152,16 @@ def _set_out(loop: Loop) -> None:
 def _meet(loop: Loop) -> Program[None]:
     update = loop.optimizer.update if isinstance(loop.optimizer.update, StepsApart) else None
     moves = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
-    means: Sequence[Tensor] | None = moves
-    if loop.ranks.size > 1:
-        means = yield from loop.averages.of(moves)
-    starts = [s["anchor"] for s in loop.states]
-    if means is not None and update is None:
-        starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
-    elif means is not None and update is not None:
+    means = (yield from loop.averages.of(moves)) if loop.ranks.size > 1 else moves
+    if means is None:  # not finite: all go on from the last common model
+        starts = [s["anchor"] for s in loop.states]
+        if update is not None:
+            for state in loop.optimizer.update_states:
+                update.forget(state)
+    elif update is None:
+        starts = [torch.sub(s["anchor"], d, out=d) for s, d in zip(loop.states, means, strict=True)]
+    else:
         starts = [_met(update, *known) for known in zip(loop.states, loop.optimizer.update_states, means, strict=True)]
-    elif update is not None:
-        for state in loop.optimizer.update_states:
-            update.forget(state)
     for state, x in zip(loop.states, starts, strict=True):
         state["anchor"] = x
         state.pop("rate")
