@@ -112,22 +112,26 @@ class QuorumRounds(Schedule, Elastic):
             0 <= self.momentum < 1, f"quorum_rounds: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual"
         )
         require(self.rate > 0, f"quorum_rounds: rate must be positive, got {self.rate}; 0 would freeze the model")
+        if self.delayed is not None:
+            self._check_delayed(self.delayed)
+
+    def _check_delayed(self, delayed: float) -> None:
         require(
-            self.delayed is None or 0 <= self.delayed <= 1,
-            f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {self.delayed}; 0 is usual",
+            0 <= delayed <= 1,
+            f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {delayed}; 0 is usual",
         )
         require(
-            self.delayed is None or self.least in (1, self.every),
-            f"quorum_rounds: delayed={self.delayed} with least={self.least}: a rank answers after {self.every} steps of its own; leave "
+            self.least in (1, self.every),
+            f"quorum_rounds: delayed={delayed} with least={self.least}: a rank answers after {self.every} steps of its own; leave "
             "least out",
         )
         require(
-            self.delayed is None or self.fragments == 1,
-            f"quorum_rounds: delayed={self.delayed} with {self.fragments} fragments: it counts arrivals of whole models; leave fragments out",
+            self.fragments == 1,
+            f"quorum_rounds: delayed={delayed} with {self.fragments} fragments: it counts arrivals of whole models; leave fragments out",
         )
         require(
-            self.delayed is None or self.late == "keep",
-            f"quorum_rounds: delayed={self.delayed} with late='drop': a rank that misses rounds would never answer; leave late out",
+            self.late == "keep",
+            f"quorum_rounds: delayed={delayed} with late='drop': a rank that misses rounds would never answer; leave late out",
         )
 
     @property

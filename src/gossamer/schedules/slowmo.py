@@ -108,22 +108,27 @@ class SlowMo(Schedule, BetweenNodes):
             f"slowmo: a round of {self.every} steps is not a multiple of the period of {self.inner}, {self.base.shape.period} steps; "
             f"use every={self.base.shape.period * -(-self.every // self.base.shape.period)}",
         )
+        if not self.average:
+            self._check_without_average()
         require(
-            self.average or self.base.shape.mixer is not None,
+            self.guard is None or (self.average and self.inner is None and not self.sharded),
+            f"slowmo: guard={self.guard} weighs ranks by their own differences after local steps; leave inner, average and sharded out",
+        )
+
+    def _check_without_average(self) -> None:
+        mixer = self.base.shape.mixer
+        require(
+            mixer is not None,
             "slowmo: average=False without a mixer: ranks would never meet; use inner=push_sum() or gossip(...)",
         )
         require(
-            self.average or self.base.shape.mixer is None or not self.base.shape.mixer.begins,
+            mixer is None or not mixer.begins,
             f"slowmo: average=False over {self.inner}: compressed gossip mixes slower than its graph says, so it is "
             "not known if models stay close; use push_sum() or symmetric(), or leave average as it is",
         )
         require(
-            self.average or not self.sharded,
+            not self.sharded,
             "slowmo: sharded=True with average=False: every rank needs its own whole anchor; leave one of them out",
-        )
-        require(
-            self.guard is None or (self.average and self.inner is None and not self.sharded),
-            f"slowmo: guard={self.guard} weighs ranks by their own differences after local steps; leave inner, average and sharded out",
         )
 
     @property
