@@ -175,7 +175,7 @@ def choose_codecs(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> 
 
 def settle(bucket: BucketState, size: int) -> None:
     """Move the residuals of chunk owners into their memories, with weight 1/size, before chunks change owners."""
-    for key in owners(bucket, bucket.states["exchange"]):
+    for key in bucket.exchange.owned(bucket.states["exchange"]):
         bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
 
 
@@ -184,16 +184,6 @@ def settle_owners(bucket: BucketState, size: int) -> None:
     if bucket.owned_by != size:
         settle(bucket, bucket.owned_by)
         bucket.owned_by = size
-
-
-def owners(bucket: BucketState, exchange: State) -> list[str]:
-    """The keys of the state entries that chunk owners keep."""
-    return [key for key in exchange if bucket.exchange.policy(word(key)) == "owner"]
-
-
-def word(key: str) -> str:
-    """The name of an entry without its parameter; with it where the state's own key has it after a colon."""
-    return key.split("/", maxsplit=1)[0]
 
 
 def _exchange_and_layout(

@@ -10,7 +10,6 @@ from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Exchange, Update
 from gossamer.core.loop import (
     Averages,
-    Debts,
     ErrorMeter,
     Loop,
     Message,
@@ -19,8 +18,8 @@ from gossamer.core.loop import (
     UntrainedTensors,
 )
 from gossamer.core.stream_events import record_stream_use
-from gossamer.core.verbs import MembersChanged, Program, all_reduce, join, start
-from gossamer.runtime.buckets import BucketState, owners
+from gossamer.core.verbs import MembersChanged, Program, join, start
+from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.optimizer_state import gain
 
 if TYPE_CHECKING:
@@ -83,7 +82,6 @@ class WorkerAverages(Averages):
 
     def __init__(self, worker: "Worker", loop: WorkerLoop, counts: float) -> None:
         self._worker, self._loop, self._counts = worker, loop, counts
-        self.debts = WorkerDebts(worker)
 
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         yield from self._worker.averaging.send_gradient(self._loop.which[index], flat, over)
@@ -136,40 +134,6 @@ class WorkerAverages(Averages):
 
     def error_meter(self, step: int) -> ErrorMeter | None:
         return self._worker.measurement.meter(step)
-
-
-class WorkerDebts(Debts):
-    """What a worker owes: in the memories of all its buckets, and as the owner of a chunk of each mean.
-
-    Residuals add up: N times the mean, plus all residuals, is the sum of what ranks were given. So a debt is handed over in full,
-    in equal parts to all who stay.
-    """
-
-    def __init__(self, worker: "Worker") -> None:
-        self._worker = worker
-
-    def keys(self) -> list[list[str]]:
-        return [[*_debt(bucket)] for bucket in self._worker.buckets]
-
-    def summed(self, mine: bool, keys: Sequence[Sequence[str]]) -> Program[list[State]]:
-        totals = list[State]()
-        for bucket, wanted in zip(self._worker.buckets, keys, strict=True):
-            debt, total = (_debt(bucket) if mine else State()), State()
-            for key in wanted:
-                given = debt[key].to(bucket.layout.dtype, copy=True) if key in debt else bucket.empty()
-                total[key] = yield from all_reduce(given)
-            totals.append(total)
-        return totals
-
-    def take_on(self, owed: Sequence[State], stay: int) -> None:
-        for bucket, debt in zip(self._worker.buckets, owed, strict=True):
-            bucket.memory.take_on(bucket.states["memory"], debt, 1 / stay)
-
-    def let_go(self) -> None:
-        for bucket in self._worker.buckets:
-            bucket.memory.let_go(bucket.states["memory"])
-            for key in owners(bucket, bucket.states["exchange"]):
-                del bucket.states["exchange"][key]
 
 
 class WorkerMessages(Messages):
@@ -257,13 +221,3 @@ class WorkerOptimizer(OptimizerView):
 
     def average(self, moments: Sequence[int] = ()) -> Program[None]:
         yield from self._worker.optimizer_state.average(moments)
-
-
-def _debt(bucket: BucketState) -> State:
-    memory, exchange = bucket.states["memory"], bucket.states["exchange"]
-    owed, kept = bucket.memory.owing(memory), bucket.memory.residual(memory)
-    unit = 1.0 if kept is None else kept[1]
-    for key in owners(bucket, exchange):  # of a mean over so many ranks, in the units of the memory
-        chunk = exchange[key] * (bucket.owned_by / unit)
-        owed["residual"] = owed["residual"] + chunk if "residual" in owed else chunk
-    return owed

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State, entry_name
 from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import ROLES, BucketState, owners, settle, word
+from gossamer.runtime.buckets import ROLES, BucketState, settle
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
@@ -109,7 +109,7 @@ def by_parameter(state: State, bucket: BucketState) -> dict[str, Tensor]:
 def by_bucket(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `by_parameter`; missing parameters are zero."""
     state: State = {}
-    for key in dict.fromkeys(word(k) for k in entries):
+    for key in dict.fromkeys(entry_name(k) for k in entries):
         if ":" in key:
             continue
         found = {s.name: entries[f"{key}/{s.name}"] for s in bucket.layout.segments if f"{key}/{s.name}" in entries}
@@ -129,7 +129,7 @@ def by_bucket(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
                     view.copy_(found[name].view(view.shape))
             state[key] = flat
     names = {s.name for s in bucket.layout.segments}
-    named = {k: v for k, v in entries.items() if ":" in word(k) and k.partition(":")[2] in names}
+    named = {k: v for k, v in entries.items() if ":" in entry_name(k) and k.partition(":")[2] in names}
     return state | {k: home(v, bucket) for k, v in named.items()}
 
 
@@ -141,7 +141,7 @@ def home(tensor: Tensor, bucket: BucketState) -> Tensor:
 def _settle(bucket: BucketState, size: int) -> None:
     """Move the residuals of chunk owners into their memories; where those keep none, the next average adds them."""
     state, exchange = bucket.states["memory"], bucket.states["exchange"]
-    for key in owners(bucket, exchange):
+    for key in bucket.exchange.owned(exchange):
         owed = exchange.pop(key)
         if not bucket.memory.inherit(state, owed, size):
             state[ARREARS] = torch.add(state.get(ARREARS, torch.zeros_like(owed)), owed, alpha=size)

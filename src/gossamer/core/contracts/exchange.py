@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from typing import ClassVar
 
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State, entry_name
 from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.codec import AsItsCodec
 from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
@@ -73,6 +73,10 @@ class Exchange(Lossy):
 
     def unit(self, key: str) -> Unit:
         return "none"
+
+    def owned(self, state: State) -> list[str]:
+        """The keys of the entries that chunk owners keep."""
+        return [key for key in state if self.policy(entry_name(key)) == "owner"]
 
     @abstractmethod
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]: ...
