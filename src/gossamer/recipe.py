@@ -13,16 +13,7 @@ from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core import files, plugins
 from gossamer.core.binding import Binding
-from gossamer.core.contracts import (
-    Codec,
-    Controller,
-    Exchange,
-    LinearCodec,
-    Memory,
-    Mixer,
-    Topology,
-    Update,
-)
+from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Mixer, Topology, Update
 from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
 from gossamer.core.schedule import Schedule

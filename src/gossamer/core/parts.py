@@ -13,17 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from gossamer.core.binding import Binding
 from gossamer.core.constraints import Constraint, those

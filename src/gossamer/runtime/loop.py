@@ -8,15 +8,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Exchange, Update
-from gossamer.core.loop import (
-    Averages,
-    ErrorMeter,
-    Loop,
-    Message,
-    Messages,
-    OptimizerView,
-    UntrainedTensors,
-)
+from gossamer.core.loop import Averages, ErrorMeter, Loop, Message, Messages, OptimizerView, UntrainedTensors
 from gossamer.core.stream_events import record_stream_use
 from gossamer.core.verbs import MembersChanged, Program, join, start
 from gossamer.runtime.buckets import BucketState
