@@ -1,7 +1,6 @@
 """The training as a schedule sees it on a worker, for all buckets or some of them."""
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,23 +18,13 @@ if TYPE_CHECKING:
 
 
 class WorkerLoop(Loop):
-    """A worker's training; its five objects are made when they are first used."""
+    """A worker's training, in which this rank's averages count `counts` times."""
 
     def __init__(self, worker: "Worker", which: Sequence[int] | None = None, counts: float = 1.0) -> None:
         self._worker, self._which, self._counts = worker, which, counts
         self.ranks, self.record, self.live = worker.ranks, worker.record, worker.live
-
-    @cached_property
-    def averages(self) -> "WorkerAverages":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerAverages(self._worker, self, self._counts)
-
-    @cached_property
-    def messages(self) -> "WorkerMessages":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerMessages(self._worker, self)
-
-    @cached_property
-    def optimizer(self) -> "WorkerOptimizer":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerOptimizer(self._worker, self)
+        self.averages, self.messages = WorkerAverages(worker, self, counts), WorkerMessages(worker, self)
+        self.optimizer = WorkerOptimizer(worker, self)
 
     @property
     def which(self) -> Sequence[int]:
