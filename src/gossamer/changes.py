@@ -52,7 +52,7 @@ def _pairs(found: Sequence[Any]) -> list[tuple[Exchange, Memory]]:
 
 def begins_anew(before: Schedule, after: Schedule) -> bool:
     """Whether what a schedule keeps is of no use to another: it is of another kind, or acts on other numbers."""
-    return _kind(before) != _kind(after)
+    return kind_of(before) != kind_of(after)
 
 
 def crosses(before: Schedule, after: Schedule) -> bool:
@@ -60,7 +60,8 @@ def crosses(before: Schedule, after: Schedule) -> bool:
     return before.shape.averages_gradients != after.shape.averages_gradients
 
 
-def _kind(schedule: Schedule) -> tuple[Any, ...]:
+def kind_of(schedule: Schedule) -> tuple[Any, ...]:
+    """What state of a schedule depends on: its class, and the numbers that it acts on."""
     return type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
 
 
@@ -76,7 +77,7 @@ def _hands_over(schedule: Schedule) -> bool:
 
 def _check_schedules(recipe: Any, found: Sequence[Any]) -> None:
     schedules = list(dict.fromkeys(one.schedule for one in found))
-    if len({_kind(one) for one in schedules}) == 1:
+    if len({kind_of(one) for one in schedules}) == 1:
         return
     named = " and ".join(map(str, schedules[:2]))
     require(

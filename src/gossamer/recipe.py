@@ -13,19 +13,10 @@ from gossamer.combinations import check, composed
 from gossamer.controllers import Fixed
 from gossamer.core import files, plugins
 from gossamer.core.binding import Binding
-from gossamer.core.contracts import (
-    Codec,
-    Controller,
-    Exchange,
-    LinearCodec,
-    Memory,
-    Mixer,
-    Topology,
-    Update,
-)
+from gossamer.core.contracts import Codec, Controller, Exchange, LinearCodec, Memory, Mixer, Topology, Update
 from gossamer.core.errors import RecipeError, UnknownPartError
 from gossamer.core.parts import Part, nearest, parse, part, require
-from gossamer.core.schedule import Resyncing, Schedule
+from gossamer.core.schedule import Schedule
 from gossamer.core.text import LONGEST, MOST_TERMS, cut, shown, table
 from gossamer.memories import NoMemory
 from gossamer.rules import Route, Rule
@@ -83,9 +74,8 @@ class Recipe:
     update: Update | None = None
     rules: tuple[Rule, ...] = ()
     bucket: BucketSize | None = None
-    routes: Mapping[str, Exchange] = field(
-        default_factory=dict, hash=False
-    )  # a controller's choice of exchange, by parameter
+    # A controller's choice of exchange, by parameter.
+    routes: Mapping[str, Exchange] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         try:
@@ -145,10 +135,9 @@ class Recipe:
 
     def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
-        parted = any("parts models" in one.traits for one in self.parts())
-        if not parted:
-            return self.schedule.is_synced(step)
-        return isinstance(self.schedule, Resyncing) and self.schedule.resyncs(step)
+        if any("parts models" in one.traits for one in self.parts()):
+            return self.schedule.shape.resyncs and step % self.schedule.shape.period == 0
+        return self.schedule.is_synced(step)
 
     @cached_property
     def reached(self) -> list["Recipe"]:
@@ -167,7 +156,7 @@ class Recipe:
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on each node; None if no part depends on it."""
+        """The number of ranks on each node; 1 if no part depends on it."""
         return max(one.ranks_per_node for one in self.parts())
 
     @property

@@ -12,7 +12,8 @@ from gossamer.codecs import BF16, QSGD, Ternary, TopK
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Codec, Context, Exchange
 from gossamer.core.rng import CounterRng
-from gossamer.core.verbs import AllGather, AllToAll, LazyWires, Program, Verb
+from gossamer.core.verbs import AllGather, AllToAll, Program, Verb
+from gossamer.core.wire import LazyWires
 from gossamer.costs.crossing import traffic
 from gossamer.exchanges import Gather, Scatter
 from gossamer.fabrics.sim import simulate

@@ -8,17 +8,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import GossamerError, WireError
-from gossamer.core.verbs import (
-    LazyWire,
-    Program,
-    all_to_all,
-    read_all_gather,
-    read_all_to_all,
-    receive,
-    receive_order,
-    send,
-    send_order,
-)
+from gossamer.core.verbs import Program, all_to_all, read_all_gather, read_all_to_all, receive, send
+from gossamer.core.wire import LazyWire, receive_order, send_order
 from gossamer.fabrics.sim import simulate
 from gossamer.fabrics.torch.fabric import TorchFabric
 

@@ -10,7 +10,8 @@ from tests.fabrics import streams
 from tests.gang import Gang
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Receive, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send
+from gossamer.core.wire import LazyWire
 from gossamer.fabrics.liveness.store import SharedStore, poll
 from gossamer.fabrics.torch import staged
 from gossamer.fabrics.torch.connection import Connection

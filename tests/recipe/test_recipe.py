@@ -19,7 +19,7 @@ from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather, Scatter
 from gossamer.memories import DIANA, ErrorFeedback, NoMemory
 from gossamer.recipe import BucketSize, Recipe, Rule, from_toml, read_toml
-from gossamer.runtime.controller_stats import numbers
+from gossamer.runtime.controller_runner import numbers
 from gossamer.schedules import EveryStep, SlowMo
 
 RULES = (

@@ -20,13 +20,13 @@ from gossamer.checkpoints.manifest import (
     seal,
     unseal,
 )
-from gossamer.core.bucket import Bucket, State
+from gossamer.core.bucket import Bucket, State, entry_name
 from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.version import __version__
 from gossamer.runtime import Worker
-from gossamer.runtime.buckets import ROLES, BucketState, build, owners, word
+from gossamer.runtime.buckets import ROLES, BucketState, build
 from gossamer.runtime.succession import by_bucket, by_parameter, home
 
 
@@ -132,7 +132,7 @@ def prepare(worker: Worker, saved: "Mapping[str, Any] | Sequence[Mapping[str, An
 
 def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: Worker) -> None:
     """Move this rank's residuals of elements that another rank owns now into its memory: chunks may have had other bounds."""
-    for key in owners(bucket, states["exchange"]):
+    for key in bucket.exchange.owned(states["exchange"]):
         owed = states["exchange"][key]
         mine = _my_chunk(owed, bucket, worker)
         others, states["exchange"][key] = owed - mine, mine
@@ -164,7 +164,7 @@ def _policy(bucket: BucketState, role: str, key: str, worker: Worker) -> Policy:
         "update": worker.recipe.update,
     }
     keeper = keepers[role]
-    return "drop" if keeper is None else keeper.policy(word(key))
+    return "drop" if keeper is None else keeper.policy(entry_name(key))
 
 
 def _restore(bucket: BucketState, role: str, found: Manifest, worker: Worker) -> State:
@@ -184,7 +184,7 @@ def _shards(bucket: BucketState, role: str, own: Iterable[Mapping[str, Tensor]],
     """This rank's shards, assembled from the pieces of all given ranks."""
     entries = {key: tensor for kept in own for key, tensor in kept.items()}
     found: State = {}
-    for key in dict.fromkeys(map(word, entries)):
+    for key in dict.fromkeys(map(entry_name, entries)):
         if _policy(bucket, role, key, worker) == "shard":
             shard = _shard_of(key, entries, bucket, worker.rank, worker.size)
             found |= {} if shard is None else {key: shard}
@@ -221,12 +221,12 @@ def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
 def _pending(worker: Worker) -> list[dict[str, State]]:
     """The results that have arrived but are not applied yet, per bucket."""
     out: list[dict[str, State]] = [{} for _ in worker.buckets]
-    flights, everything = worker.in_flight, range(len(worker.buckets))
+    flights = worker.in_flight
     for i, mean in flights.landing().items():
         out[i]["schedule"] = {"pending": mean}
     for i in flights.lost if len(flights.lost) < len(worker.buckets) else []:
         out[i]["schedule"] = {"lost": torch.ones((), dtype=torch.float32)}
-    for i, wires in zip(everything, flights.arrived(everything)):
+    for i, wires in enumerate(worker.loop.messages.arrived()):
         out[i]["mixer"] = {f"arrived{j}": w for j, w in enumerate(wires)}
     return out
 
@@ -280,7 +280,7 @@ def _pieces_of(key: str, entries: Mapping[str, Tensor]) -> dict[str, list[tuple[
     """The pieces of each parameter, by their first element."""
     found = dict[str, list[tuple[int, Tensor]]]()
     for entry, piece in entries.items():
-        if word(entry) != key:
+        if entry_name(entry) != key:
             continue
         name, _, first = entry.removeprefix(f"{key}/").rpartition("@")
         if not first.isdecimal():

@@ -1,6 +1,6 @@
 """What a recipe is bound to: the number of ranks, the model and its optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,6 +34,13 @@ class Binding(NamedTuple):
         """True if there is one rank, which trains without communication."""
         return self.size == 1 and bool(self.optimizers)
 
+    def other_than_sgd(self, fits: Callable[[Mapping[str, Any]], bool]) -> "Optimizer | None":
+        """The first optimizer that is not torch.optim.SGD, or has a parameter group that does not fit."""
+        for optimizer in self.optimizers:
+            if not all(_is_sgd(group) and fits(group) for group in optimizer.param_groups):
+                return optimizer
+        return None
+
     def refuse_momentum(self, part: object, momentum: float, without: str = "momentum=0.0 in the recipe") -> None:
         """Raise AttachError if an optimizer and a part both have momentum, which would then be added twice."""
         for optimizer in self.optimizers if momentum else ():
@@ -57,6 +64,11 @@ def buffers_after_a_step(optimizer: "Optimizer", group: Mapping[str, Any]) -> fr
     like.step()
     kept: Mapping[str, Any] = like.state.get(p, {})
     return frozenset(key for key, t in kept.items() if is_buffer(key, t) and t.shape == p.shape)
+
+
+def _is_sgd(group: Mapping[str, Any]) -> bool:
+    """True if a parameter group is that of torch.optim.SGD, not of an optimizer that scales its steps."""
+    return {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group
 
 
 def _has_momentum(group: Mapping[str, Any]) -> bool:

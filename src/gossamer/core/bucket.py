@@ -17,6 +17,11 @@ State = dict[str, Tensor]
 SHORT = 8  # a row is short if so many of them fit into a chunk: then no chunk is longer than the mean by more than an eighth
 
 
+def entry_name(key: str) -> str:
+    """The name of a state's entry without its parameter; with it where the state's own key has it after a colon."""
+    return key.split("/", maxsplit=1)[0]
+
+
 class Segment(NamedTuple):
     """One parameter, or a run of its elements, inside a bucket."""
 

@@ -9,17 +9,14 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Compute,
-    LazyWire,
     Now,
     Receive,
     TakeTicket,
     TicketHolders,
     Verb,
     WaitQuorum,
-    kept,
-    receive_order,
-    send_order,
 )
+from gossamer.core.wire import kept, receive_order, send_order
 
 
 def answer_of(verb: Verb, size: int) -> Any:
@@ -59,8 +56,5 @@ def answer_with_wires(verb: Verb, size: int) -> Any:
                 fits = made[0] if made[0].numel() == lengths[j] else made[j]
                 read(j, fits if fits.numel() == lengths[j] else fits.new_zeros(lengths[j]))
             return []
-        case AllToAll(wires, lengths):
-            made = [w.keep() if isinstance(w, LazyWire) else w for w in wires]
-            return [w if w.numel() == n else w.new_zeros(n) for w, n in zip(made, lengths, strict=True)]
         case _:
             return answer_of(verb, size)

@@ -39,6 +39,8 @@ class BucketView(Protocol):
     def device(self) -> torch.device: ...
     @property
     def fragment(self) -> int: ...
+    @property
+    def owned_by(self) -> int: ...
     def read(self) -> Tensor: ...
     def write(self, flat: Tensor) -> None: ...
     def pieces(self) -> list[Tensor]: ...
@@ -52,32 +54,10 @@ class UntrainedTensors(Protocol):
     def take(self, values: Mapping[str, Tensor], giver: int) -> None: ...
 
 
-class Debts(ABC):
-    """What this rank was given to send and has not sent: residuals. A rank that leaves hands it to those who stay."""
-
-    @abstractmethod
-    def keys(self) -> list[list[str]]:
-        """What this rank owes, by bucket: names of entries."""
-
-    @abstractmethod
-    def summed(self, mine: bool, keys: Sequence[Sequence[str]]) -> Program[list[State]]:
-        """The sum of what those owe who leave; `mine` is True if this rank does. `keys` are the entries that any of them has."""
-
-    @abstractmethod
-    def take_on(self, owed: Sequence[State], stay: int) -> None:
-        """Take this rank's part of what others owed; `stay` ranks do."""
-
-    @abstractmethod
-    def let_go(self) -> None:
-        """Owe nothing any more: others have taken it on."""
-
-
 class Averages(ABC):
     """Averages over ranks. They may be waited for steps after they were launched; what is in flight is kept by bucket, and
     saved in checkpoints.
     """
-
-    debts: Debts
 
     @abstractmethod
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:

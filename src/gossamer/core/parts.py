@@ -5,6 +5,7 @@
 
 import ast
 import difflib
+import inspect
 import math
 import sys
 from abc import ABC
@@ -12,17 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from gossamer.core.binding import Binding
 from gossamer.core.constraints import Constraint, those
@@ -60,7 +51,7 @@ class Part(ABC):  # noqa: B024  (its contracts below are abstract; what a part m
 
     @property
     def ranks_per_node(self) -> int:
-        """The number of ranks on each node, numbered node by node; None if this part does not depend on it."""
+        """The number of ranks on each node, numbered node by node; 1 if this part does not depend on it."""
         return max((inner.ranks_per_node for inner in _inside(self)), default=1)
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
@@ -161,19 +152,17 @@ def parse(text: str, names: Mapping[str, Callable[..., Any]] | None = None) -> A
     its arguments fit, and any later term is the part. Nothing is executed: the text is read as a Python expression and
     bound by signature.
     """
+    words = names or {}
+    alone = {word: make for word, make in words.items() if registry.get(word) is None}
     try:
-        return _parse(text, dict(names or {}))
+        first, *others = terms_of(text)
+        values = [_read_first(first, words), *(_read(term, alone) for term in others)]
     except RecipeError:
         raise
     except ValueError as error:
         raise RecipeError(
             f"{shown(text)} cannot be read: {error}. A recipe looks like 'gather(qsgd(bits=4))'."
         ) from None
-
-
-def _parse(text: str, words: dict[str, Callable[..., Any]]) -> Any:
-    first, *others = terms_of(text)
-    values = [_read_first(first, words), *(_read(t, _without_parts(words)) for t in others)]
     return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -193,13 +182,9 @@ def _read_first(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             if len(node.args) <= len(accepted) and all(k.arg in accepted for k in node.keywords):
                 raise refusal from None  # the user meant the preset, so show its error
             raise
-        if isinstance(value, Part) and [*_signature(names[word])] == [f.name for f in _fields(type(value))]:
+        if isinstance(value, Part) and [*_signature(names[word])] == [*_signature(type(value))]:
             raise refusal from None  # the part takes the same arguments, and what the preset refuses is no recipe
         return value
-
-
-def _without_parts(names: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    return {n: make for n, make in names.items() if registry.get(n) is None}
 
 
 def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
@@ -232,21 +217,19 @@ def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: M
         if keyword.arg is None:
             raise RecipeError(f"{word}: '**' is not allowed in a recipe; write each argument by name")
         named[keyword.arg] = _read(keyword.value, {})
-    if word in names:
-        return _bind(names[word], word, values, named, list(_signature(names[word])))
-    found = registry.get(word)
-    if found is None:
+    make = names.get(word) or registry.get(word)
+    if make is None:
         raise UnknownPartError(f"there is no part called {shown(word)}. {nearest(word, [*names, *registry.of()])}")
-    return _bind(found, word, values, named, [f.name for f in fields(found)])  # pyright: ignore[reportArgumentType]
+    return _bind(make, word, values, named)
 
 
-def _signature(function: Callable[..., Any]) -> Mapping[str, Any]:
-    import inspect
+@cache
+def _signature(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(make).parameters
 
-    return inspect.signature(function).parameters
 
-
-def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[str, Any], accepted: list[str]) -> Any:
+def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[str, Any]) -> Any:
+    accepted = [*_signature(make)]
     if len(values) > len(accepted):
         raise RecipeError(f"{word} takes at most {len(accepted)} arguments ({', '.join(accepted)}), got {len(values)}")
     bound = dict(zip(accepted, values))
@@ -256,34 +239,24 @@ def _bind(make: Callable[..., Any], word: str, values: list[Any], named: dict[st
         if key in bound:
             raise RecipeError(f"{word}: {shown(key)} is given twice")
         bound[key] = value
-    hints = get_type_hints(make) if not isinstance(make, type) else _hints(make)
     for key, value in bound.items():
-        bound[key] = _fit(value, hints.get(key, Any), f"{word}: {key}")
+        bound[key] = _fit(value, _hints(make).get(key, Any), f"{word}: {key}")
     try:
         return make(**bound)
     except TypeError as error:
-        missing = [k for k in accepted if k not in bound and _is_required(make, k)]
+        required = [key for key, given in _signature(make).items() if given.default is inspect.Parameter.empty]
+        missing = [key for key in required if key not in bound]
         if not missing:
             raise RecipeError(f"{word}: {cut(str(error))}") from None
-        instance = _instance(make, word, missing[0])
+        instance = f"{word}({'8' if missing[0] == 'every' else '...'})"
+        if isinstance(make, type) and issubclass(make, Part):
+            instance = make.sample
         raise RecipeError(f"{word} needs {', '.join(missing)}; for instance {instance}") from None
 
 
-def _is_required(make: Callable[..., Any], key: str) -> bool:
-    import inspect
-
-    return inspect.signature(make).parameters[key].default is inspect.Parameter.empty
-
-
-def _instance(make: Callable[..., Any], word: str, missing: str) -> str:
-    if isinstance(make, type) and issubclass(make, Part):
-        return make.sample
-    return f"{word}({'8' if missing == 'every' else '...'})"
-
-
 @cache
-def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    return get_type_hints(make)
 
 
 @cache

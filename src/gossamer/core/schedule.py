@@ -1,7 +1,7 @@
 """The contract of a schedule: one training step, and what holds for all of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
@@ -22,6 +22,11 @@ class Share(NamedTuple):
     value: Tensor
     weight: Tensor
 
+    @staticmethod
+    def each(values: Iterable[Tensor]) -> "list[Share]":
+        """Shares of one rank that counts once, by bucket."""
+        return [Share(value, torch.ones((), dtype=torch.float32)) for value in values]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -33,6 +38,8 @@ class Shape:
     # Each optimizer step is that of the mean of this very step's gradients of all ranks, and nothing else changes the model.
     steps_alike: bool = False
     mixer: Mixer | None = None  # the mixer that it drives
+    syncs: bool = False  # all ranks hold equal models at the end of each round
+    resyncs: bool = False  # they do although a memory lets models diverge meanwhile
     mixes: bool = False  # models are mixed between ranks and never agree exactly
     is_async: bool = False  # each rank counts its own steps, waits for no other, and takes results as they arrive
     skips_steps: bool = False  # a rank may take fewer steps than it counts: ranks meet at ends of rounds only
@@ -74,6 +81,7 @@ class Schedule(Part):
             is_async=shape.is_async,
             own_step=shape.lr_factor != 1,
             accumulates=shape.micro_batches != 1,
+            resyncs=shape.resyncs,
             rank_to_rank=meets and self.ranks_per_node == 1,
         )
 
@@ -83,11 +91,11 @@ class Schedule(Part):
 
     def ends_round(self, step: int) -> bool:
         """True if this is the last step of a round, after which models should be evaluated or saved."""
-        return True
+        return self.shape.averages_gradients or step % self.shape.period == 0
 
     def is_synced(self, step: int) -> bool:
         """True if all ranks hold equal models after this step."""
-        return self.shape.averages_gradients
+        return self.shape.averages_gradients or (self.shape.syncs and self.ends_round(step))
 
     def policy(self, key: str) -> Policy:
         """What becomes of an entry of its state in a checkpoint that is loaded into another number of ranks."""
@@ -101,7 +109,7 @@ class Schedule(Part):
         """This rank's share of the consensus model, per bucket; None where every rank holds that model."""
         if self.shape.averages_gradients:
             return None
-        return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
+        return Share.each(loop.parameters())
 
     def begin(self, loop: Loop) -> Program[None]:
         """Start the programs that run between steps. Called before the forward pass."""
@@ -166,14 +174,6 @@ class TrainsElsewhere(ABC):
     @abstractmethod
     def moves_in(self, loop: Loop) -> None:
         """Set the model to the one that the state describes, after a checkpoint of another number of ranks was loaded."""
-
-
-class Resyncing(ABC):
-    """A schedule that makes models equal now and then that a memory lets diverge."""
-
-    @abstractmethod
-    def resyncs(self, step: int) -> bool:
-        """True if models are made equal at this step."""
 
 
 class CompressesSome(ABC):

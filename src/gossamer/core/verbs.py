@@ -4,17 +4,15 @@ An algorithm is a generator. It yields one of the requests below and is sent the
 fabric that answers. The functions at the end are the typed form for authors: `mean = yield from all_reduce(x)`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from gossamer.core.errors import PeerError, WireError
-from gossamer.core.lazy import LazySequence
+from gossamer.core.wire import GatheredWires, LazyWire, LazyWires, Read
 
 T = TypeVar("T")
 ReduceOp = Literal["sum", "max", "min"]
@@ -33,34 +31,6 @@ class AllReduce:
     among: Among = None
 
 
-Read = Callable[[int, Tensor], None]
-
-
-class Reader(ABC):
-    """A `read` that can also read all wires at once, for a fabric that has them all.
-
-    Law: `all` leaves the bits that single calls in that order leave.
-    """
-
-    @abstractmethod
-    def __call__(self, rank: int, wire: Tensor) -> None: ...
-
-    def all(self, order: Sequence[int], wires: Sequence[Tensor]) -> None:
-        for rank in order:
-            self(rank, wires[rank])
-
-
-class EqualReader(Reader):
-    """A `read` of gathered wires whose outcome is equal on all ranks.
-
-    A fabric that serves several ranks lets one of them read, and the others copy what it has read.
-    """
-
-    @abstractmethod
-    def copy(self, read: Any) -> bool:
-        """Copy what another rank's `read` has read of the same wires; False where that reads them otherwise."""
-
-
 @dataclass(frozen=True, eq=False)
 class AllGather:
     """Gather every rank's wire in rank order; all wires have the same length.
@@ -73,36 +43,6 @@ class AllGather:
     read: Read | None = None
     agreed: bool = False
     among: Among = None
-
-
-@dataclass(frozen=True, eq=False)
-class LazyWire:
-    """A wire of known length that is made just before it is sent, while the one before it travels."""
-
-    make: Callable[[], Tensor]
-    length: int
-
-    def numel(self) -> int:
-        return self.length
-
-    def keep(self) -> Tensor:
-        wire = self.make()
-        if wire.numel() != self.length:
-            raise WireError(f"a LazyWire declared {self.length} bytes, and its function made {wire.numel()}")
-        return wire
-
-
-class LazyWires(LazySequence[LazyWire]):
-    """Wires of known lengths that one function makes, each just before it is sent."""
-
-    def __init__(self, make: Callable[[int], Tensor], lengths: Sequence[int]) -> None:
-        self.make, self.lengths = make, lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def item(self, index: int) -> LazyWire:
-        return LazyWire(partial(self.make, index), self.lengths[index])
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,20 +137,6 @@ class Compute:
 @dataclass(frozen=True)
 class Now:
     """Read the clock, in seconds since an arbitrary start; the virtual clock in a simulation."""
-
-
-def send_order(rank: int, size: int) -> list[int]:
-    """The order in which a rank makes wires for all others: its own first, then the next rank's, ..."""
-    return [(rank + i) % size for i in range(size)]
-
-
-def receive_order(rank: int, size: int) -> list[int]:
-    """The order in which a rank reads the wires received: its own first, then that of the rank before it, ..."""
-    return [(rank - i) % size for i in range(size)]
-
-
-def kept(wire: Tensor | LazyWire) -> Tensor:
-    return wire.keep() if isinstance(wire, LazyWire) else wire
 
 
 class Handle(Generic[T]):
@@ -319,35 +245,8 @@ class Present(NamedTuple):
         return [rank for rank, life in zip(self.ranks, self.lives) if (rank, life) not in there]
 
 
-class GatheredWires(list[Tensor]):
-    """Gathered wires, and what ranks that a fabric serves together have made of them.
-
-    What all ranks would compute alike, the first of them computes, and the others copy what `copied` has kept of it.
-    """
-
-    def __init__(
-        self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]], copied: Callable[[Tensor], Tensor]
-    ) -> None:
-        super().__init__(wires)
-        self.known, self.copied = known, copied
-
-
-def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T]) -> T:
-    """Let `compute` write `out` from gathered wires, or copy what another rank has computed of them under this key."""
-    if not isinstance(wires, GatheredWires):
-        return compute()
-    if key not in wires.known:
-        found = compute()
-        wires.known[key] = wires.copied(out), found
-        return found
-    written, found = wires.known[key]
-    out.copy_(written)
-    return found
-
-
-Shared = (
-    AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
-)  # requests that several ranks take part in
+# Requests that several ranks take part in.
+Shared = AllReduce | AllGather | AllToAll | Send | Receive | TakeTicket | WaitQuorum
 Verb = Shared | Compute | Now | Start | Join | OptimizerStep | Regroup
 Program = Generator[Verb, Any, T]
 
@@ -424,11 +323,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
     `limit` is the most bytes any rank may announce; more is a corrupt length, refused before anything is allocated.
     """
     length = torch.tensor([wire.numel()], dtype=torch.int64, device=wire.device)
-    answers = yield from all_gather(length.view(torch.uint8))
-    lengths = [int(a.clone().view(torch.int64)) for a in answers]
-    for rank, n in enumerate(lengths):
-        if not 0 <= n <= limit:
-            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
+    lengths = _announced((yield from all_gather(length.view(torch.uint8))), limit)
     padded = wire.new_zeros(max(lengths))
     padded[: wire.numel()] = wire
     wires = yield AllGather(padded, agreed=True)
@@ -439,9 +334,13 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:
     """Exchange wires of data-dependent lengths: lengths first (8 bytes a rank), then the wires themselves."""
     own = torch.tensor([w.numel() for w in wires], dtype=torch.int64, device=wires[0].device)
-    announced = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
-    lengths = [int(a.clone().view(torch.int64)) for a in announced]
-    for rank, n in enumerate(lengths):
-        if not 0 <= n <= limit:
-            raise WireError(f"rank {rank} announces a wire of {n} bytes; at most {limit} are possible here")
-    return (yield from all_to_all(wires, lengths))
+    answers = yield from all_to_all([n.view(torch.uint8) for n in own.split(1)], [8] * len(wires))
+    return (yield from all_to_all(wires, _announced(answers, limit)))
+
+
+def _announced(answers: Sequence[Tensor], limit: int) -> list[int]:
+    lengths = [int(answer.clone().view(torch.int64)) for answer in answers]
+    for rank, length in enumerate(lengths):
+        if not 0 <= length <= limit:
+            raise WireError(f"rank {rank} announces a wire of {length} bytes; at most {limit} are possible here")
+    return lengths

@@ -11,21 +11,8 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.groups import among
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.programs import through
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Program,
-    Read,
-    Receive,
-    Send,
-    Shared,
-    Start,
-    Verb,
-    kept,
-    receive_order,
-    send_order,
-)
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Program, Receive, Send, Shared, Start, Verb
+from gossamer.core.wire import Read, kept, receive_order, send_order
 
 T = TypeVar("T")
 

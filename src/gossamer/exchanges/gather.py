@@ -13,7 +13,8 @@ from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult, Unit
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.verbs import Program, all_gather, all_gather_ragged, once
+from gossamer.core.verbs import Program, all_gather, all_gather_ragged
+from gossamer.core.wire import once
 from gossamer.exchanges.robust import RobustMean, robust_mean
 
 ROBUST = (

@@ -11,20 +11,8 @@ from gossamer.core.bucket import Bucket, Chunks, Layout, State
 from gossamer.core.constraints import those
 from gossamer.core.contracts import Codec, CodecExchange, Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import part, require
-from gossamer.core.verbs import (
-    EqualReader,
-    LazyWires,
-    Program,
-    Read,
-    Reader,
-    all_gather_ragged,
-    all_to_all_ragged,
-    read_all_gather,
-    read_all_to_all,
-    receive_order,
-    send_order,
-)
-from gossamer.core.wire import in_order, without
+from gossamer.core.verbs import Program, all_gather_ragged, all_to_all_ragged, read_all_gather, read_all_to_all
+from gossamer.core.wire import EqualReader, LazyWires, Read, Reader, in_order, receive_order, send_order, without
 
 
 @final

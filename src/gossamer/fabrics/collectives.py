@@ -7,19 +7,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.groups import named
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    EqualReader,
-    GatheredWires,
-    Reader,
-    Verb,
-    kept,
-    receive_order,
-    send_order,
-)
-from gossamer.core.wire import WireRows
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Verb
+from gossamer.core.wire import EqualReader, GatheredWires, Reader, WireRows, kept, receive_order, send_order
 
 Collective = AllReduce | AllGather | AllToAll
 TOGETHER = 16  # ranks whose wires from all others are put together at once

@@ -19,6 +19,7 @@ from gossamer.fabrics.liveness.notice import Notice
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.shard_group import ShardGroup
 from gossamer.kernels.finite import all_finite
+from gossamer.schedules.handing_over import Debts
 
 if TYPE_CHECKING:
     from gossamer.integrations.steps import StepLoop
@@ -144,7 +145,7 @@ class PartingTogether(Parting):
     def _part(self, told: bool) -> Program[list[int]]:
         """Hand over what those who leave owe; returns their places. Nothing is handed over where all leave, who can save together."""
         worker = self._worker
-        debts = worker.loop.averages.debts
+        debts = Debts(worker.buckets)
         facts = {"leaves": told, "owes": debts.keys() if told else []}
         everyone: list[dict[str, Any]] = yield from tell(facts, worker.device)
         leavers = [i for i, each in enumerate(everyone) if each["leaves"]]

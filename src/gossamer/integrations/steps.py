@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from gossamer.core.errors import AttachError
 from gossamer.core.hashes import hash_of
+from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
@@ -25,7 +26,7 @@ from gossamer.integrations.parting import Parting
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.integrations.step_state import StepEvent, StepState, after
-from gossamer.runtime import Worker, after_optimizer_step, params_of, until_optimizer_step
+from gossamer.runtime import Worker, params_of
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Error feedback: what compression left out at this step is added to the next message."""
 
-from typing import Annotated, Literal, final
+from typing import Annotated, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ class ErrorFeedback(ResidualMemory):
     Paper: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019.
     """
 
+    hands_on: ClassVar[bool] = True
+
     units: Literal["gradient", "update"] = "gradient"
     decay: Annotated[float, Range(0.8, 1.0)] = 1.0
 
@@ -51,10 +53,6 @@ class ErrorFeedback(ResidualMemory):
     @property
     def follows_rate(self) -> bool:
         return self.units == "update"
-
-    @property
-    def hands_on(self) -> bool:
-        return True
 
     @property
     def traits(self) -> frozenset[str]:

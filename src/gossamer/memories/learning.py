@@ -50,7 +50,8 @@ class Learning(Memory):
         """Send the difference; return old h + mean difference, and move both estimates by `rate` of it."""
         if self.begins and "own" not in state:
             return (yield from _first(block, state, context))
-        own, common = _learned(block, state)
+        own = state["own"] if "own" in state else torch.zeros_like(block.flat)
+        common = state["common"] if "own" in state else torch.zeros_like(block.flat)
         difference = torch.sub(block.flat, own, out=block.new())
         result = yield from send(block.like(difference), context._replace(feedback=rate))
         learned = block.new().copy_(own)
@@ -67,9 +68,3 @@ def _first(block: Bucket, state: State, context: Context) -> Program[Tensor]:
     mean = (yield from all_reduce(block.flat.clone())).div_(context.size)
     state["own"], state["common"] = own, mean.clone()
     return mean
-
-
-def _learned(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
-    if "own" not in state:
-        return torch.zeros_like(block.flat), torch.zeros_like(block.flat)
-    return state["own"], state["common"]

@@ -1,6 +1,6 @@
 """Momentum correction: momentum on each rank before compression, with momentum factor masking."""
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class MomentumCorrection(ResidualMemory):
     SGD with Sketching, NeurIPS 2019.
     """
 
+    hands_on: ClassVar[bool] = True
+
     momentum: float = 0.9
     masking: bool = True
     clip: float | None = None
@@ -64,10 +66,6 @@ class MomentumCorrection(ResidualMemory):
             self.clip is None or 0 < self.clip < float("inf"),
             f"momentum_correction: clip must be above 0, got {self.clip}; leave it out for gradients as they are",
         )
-
-    @property
-    def hands_on(self) -> bool:
-        return True
 
     @property
     def gain(self) -> float:
@@ -120,7 +118,9 @@ class MomentumCorrection(ResidualMemory):
     def around(self, block: Bucket, state: State, send: Sender, context: Context) -> Program[Tensor]:
         if self.clip is not None:
             block = block.like(_clipped(block, self.clip * context.scale / context.size**0.5))
-        velocity = self._velocity(block, state) if self.momentum else None
+        velocity = block.new().copy_(block.flat) if self.momentum else None
+        if velocity is not None and "velocity" in state:
+            velocity.add_(state["velocity"], alpha=self.momentum)
         pending = block.new().copy_(block.flat if velocity is None else velocity)
         if "residual" in state:
             pending.add_(state["residual"])
@@ -138,10 +138,6 @@ class MomentumCorrection(ResidualMemory):
         if velocity is not None:
             state["velocity"] = velocity
         return result.mean
-
-    def _velocity(self, block: Bucket, state: State) -> Tensor:
-        velocity = block.new().copy_(block.flat)
-        return velocity.add_(state["velocity"], alpha=self.momentum) if "velocity" in state else velocity
 
 
 def _clipped(block: Bucket, longest: float) -> Tensor:

@@ -1,6 +1,6 @@
 """No memory: what compression leaves out is lost."""
 
-from typing import final
+from typing import ClassVar, final
 
 from torch import Tensor
 
@@ -24,11 +24,9 @@ class NoMemory(Memory):
     none(allow_biased=True)
     """
 
-    allow_biased: bool = False
+    hands_on: ClassVar[bool] = True
 
-    @property
-    def hands_on(self) -> bool:
-        return True
+    allow_biased: bool = False
 
     @property
     def traits(self) -> frozenset[str]:

@@ -104,7 +104,9 @@ class OwnGradient(ResidualMemory):
         if self.rests(context):
             return (yield from self.pass_by(block, send, context))
         rescale = self.units_of(state, context).rescale
-        old = self._due(state, rescale)
+        old = state.get("residual")
+        if old is not None and rescale != 1:
+            old = old * rescale
         pending = block.new().copy_(block.flat) if old is None else torch.add(block.flat, old, out=block.new())
         # The exchange may overwrite the bucket with the mean.
         own = block.new().copy_(block.flat) if self.mode == "sum" else None
@@ -116,7 +118,3 @@ class OwnGradient(ResidualMemory):
             own = pending
         state["residual"] = block.new().zero_() if self.mode == "errors" and self.reset_error else pending
         return result.mean if own is None else result.mean.add_(own, alpha=1 / context.size)
-
-    def _due(self, state: State, weight: float) -> Tensor | None:
-        residual = state.get("residual")
-        return residual if residual is None or weight == 1 else residual * weight

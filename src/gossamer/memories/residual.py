@@ -1,6 +1,6 @@
 """Shared code of memories with a residual: they can take over another memory's residual, and may follow the learning rate."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +27,7 @@ class ResidualMemory(Memory):
     With `follows_rate` an element held back under a large learning rate keeps that weight when it is sent under a small one.
     """
 
-    @property
-    def owes(self) -> bool:
-        return True
+    owes: ClassVar[bool] = True
 
     def succeed(self, before: Memory, state: State) -> State:
         """State that takes over the residual of the memory before."""

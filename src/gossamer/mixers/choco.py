@@ -148,9 +148,8 @@ class Choco(Mixer):
         state["pull"], state["came"] = pull, torch.ones((), dtype=torch.float32)
         if own is True:
             return block, []
-        known = state["belief"] + pull * (
-            1 / sum(weights) - float(state["gamma"])
-        )  # `absorb` adds gamma times the pull
+        # `absorb` adds gamma times the pull.
+        known = state["belief"] + pull * (1 / sum(weights) - float(state["gamma"]))
         return replaced(block, state, own, pick(own, block.flat, known), 1.0), []
 
     def absorb(self, block: Bucket, state: State, arrived: Sequence[Tensor]) -> Tensor:

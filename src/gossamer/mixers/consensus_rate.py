@@ -42,9 +42,8 @@ def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> f
     numbers = torch.Generator().manual_seed(1)
     x = torch.randn(size, _LAYOUT.numel, generator=numbers, dtype=torch.float32)
     believed = x.clone()
-    x += torch.randn(
-        x.shape, generator=numbers, dtype=torch.float32
-    )  # as far from the neighbours' copies as from one another
+    # As far from the neighbours' copies as from one another.
+    x += torch.randn(x.shape, generator=numbers, dtype=torch.float32)
     for step in range(_ROUNDS):
         believed = believed + torch.stack([_told(codec, x[i] - believed[i], i, size, step) for i in range(size)])
         x = x + rate * (weights @ believed - believed)

@@ -1,7 +1,6 @@
 """Healing: models that are not finite neither give nor are merged."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,11 +8,6 @@ from torch import Tensor
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts.mixer import Report
 from gossamer.kernels.finite import all_finite, peak
-
-
-class Healed(NamedTuple):
-    model: Tensor
-    messages: Sequence[Tensor]
 
 
 def is_finite(tensor: Tensor) -> Tensor | bool:
@@ -48,8 +42,8 @@ def heal(
     own = report(None, own)
     if own is True and all(answer is True for answer in fine):
         return block, messages
-    healed = _healed(block.flat, own, messages, fine, weights)
-    return replaced(block, state, own, healed.model, kept), healed.messages
+    model, messages = _healed(block.flat, own, messages, fine, weights)
+    return replaced(block, state, own, model, kept), messages
 
 
 def _healed(
@@ -58,7 +52,8 @@ def _healed(
     messages: Sequence[Tensor],
     fine: Sequence[Tensor | bool],
     weights: Sequence[float],
-) -> Healed:
+) -> tuple[Tensor, Sequence[Tensor]]:
+    """This rank's model, or what stands in for it, and the messages, or what stands in for each."""
     zero = torch.zeros((), dtype=model.dtype, device=model.device)
     total, weight = torch.zeros_like(model), zero
     for message, answer, share in zip(messages, fine, weights, strict=True):
@@ -66,7 +61,7 @@ def _healed(
         weight = pick(answer, weight + share, weight)
     model = torch.where(own | (weight == 0), model, total / weight)
     stand_ins = [pick(answer, m, model * share) for m, answer, share in zip(messages, fine, weights, strict=True)]
-    return Healed(model, stand_ins)
+    return model, stand_ins
 
 
 def replaced(block: Bucket, state: State, own: Tensor | bool, model: Tensor, kept: float) -> Bucket:

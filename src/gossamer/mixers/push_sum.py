@@ -1,7 +1,7 @@
 """Push-sum gossip: a rank waits only for its peers, and models still tend to the exact average."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -43,11 +43,9 @@ class PushSum(Mixer):
     Paper: Assran et al., Stochastic Gradient Push for Distributed Deep Learning, ICML 2019.
     """
 
-    topology: Topology = Exponential()
+    forgets: ClassVar[bool] = True
 
-    @property
-    def forgets(self) -> bool:
-        return True
+    topology: Topology = Exponential()
 
     @property
     def prelude(self) -> int:
@@ -152,9 +150,8 @@ def numerator(block: Bucket, state: State) -> tuple[Tensor, Tensor]:
     """Return x and w, with the optimizer's change of z = x / w added to x. A missing w is 1."""
     if "x" not in state:
         return block.flat, torch.ones((), dtype=block.flat.dtype)
-    w = state.get("w", torch.ones((), dtype=torch.float32)).to(
-        block.flat.dtype
-    )  # an old checkpoint may hold w in single precision
+    # An old checkpoint may hold w in single precision.
+    w = state.get("w", torch.ones((), dtype=torch.float32)).to(block.flat.dtype)
     z = state.get("z")
     if z is None and float(w) == 1:  # nothing was rounded: the model is the numerator
         return block.flat, w

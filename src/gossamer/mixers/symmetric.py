@@ -1,7 +1,7 @@
 """Symmetric gossip (D-PSGD): neighbours use equal weights for each other, so no weight is sent."""
 
 from collections.abc import Sequence
-from typing import Literal, final
+from typing import ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -44,12 +44,10 @@ class Symmetric(Mixer):
     Paper: Lian et al., Can Decentralized Algorithms Outperform Centralized Algorithms?, NIPS 2017.
     """
 
+    forgets: ClassVar[bool] = True
+
     topology: Topology = TwoWay(Ring())
     weights: Literal["metropolis", "given"] = "metropolis"
-
-    @property
-    def forgets(self) -> bool:
-        return True
 
     @property
     def prelude(self) -> int:

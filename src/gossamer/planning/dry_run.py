@@ -9,9 +9,8 @@ import torch
 
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.canned_answers import answer_of
-from gossamer.core.contracts import Context, Exchange, ReduceResult
+from gossamer.core.contracts import Context, Exchange, LosslessExchange, ReduceResult
 from gossamer.core.errors import GossamerError
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import require
 from gossamer.core.programs import drive
 from gossamer.core.verbs import Compute, Join, Now, OptimizerStep, Program, Start, TakeTicket, Verb

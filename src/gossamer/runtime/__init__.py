@@ -1,6 +1,5 @@
 """Runs a recipe on the parameters of one rank, independently of processes and networks."""
 
-from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.heterogeneity import Heterogeneity, gradients_of, heterogeneity
 from gossamer.runtime.optimizers import Together
@@ -18,11 +17,9 @@ __all__ = [
     "Together",
     "WholeReplica",
     "Worker",
-    "after_optimizer_step",
     "gradients_of",
     "heterogeneity",
     "is_sharded",
     "local_part",
     "params_of",
-    "until_optimizer_step",
 ]

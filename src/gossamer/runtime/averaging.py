@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState
-from gossamer.core.contracts import ARREARS, Context, Exchange, Memory, RankTimes, ReduceResult
+from gossamer.core.contracts import ARREARS, Context, Exchange, RankTimes, ReduceResult
 from gossamer.core.errors import PeerError
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Among, MembersChanged, Program, all_gather, all_reduce, join, start
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
 from gossamer.runtime import loss_scale
 from gossamer.runtime.buckets import settle_owners
-from gossamer.runtime.in_flight import Carried, InFlight
-from gossamer.runtime.pending_commit import PendingCommit
+from gossamer.runtime.in_flight import Carried, InFlight, PendingCommit
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -43,10 +42,10 @@ class Averaging:
         self.keeps = False
         # If true, averages in flight run again by themselves when the members have met, with what each rank gave.
         self.resumes = False
-        # How often this rank has taken another's state, with what that has in flight: what it gave before belongs to no one.
+        # How often this rank has replaced its state, averages in flight included, by another rank's.
         self.taken = 0
         self.renews = set[int]()  # buckets whose next average is the first after a change of members
-        # If true, each average ends with a number of all ranks: nodes may be lost, and their ranks are further apart than one request.
+        # If true, each average ends with an all-reduce of one number: where nodes may be lost, ranks are at most one request apart.
         self.confirms = False
 
     # -- gradients ---------------------------------------------------------------------------------------------------
@@ -54,7 +53,7 @@ class Averaging:
     def send_gradient(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         """Start averaging a bucket's gradient; the mean may be written over it."""
         worker, flat = self._worker, self._weighted(flat)
-        worker.controller.note(index, flat)
+        worker.controller.add_statistics(index, flat)
         given = worker.update_step.outgoing(index, flat, worker.scale) if over is None else flat
         yield from self._launch(self._gradients, index, given, over)
 
@@ -64,20 +63,20 @@ class Averaging:
         sums: Sequence[Tensor] = ()
         times: Sequence[RankTimes] = ()
         if worker.size > 1 or self._gradients.handles:
-            summing = yield from controller.ask()
+            summing = yield from controller.start_sums()
             yield from controller.times.wait_begins()
             self.held = yield from self._arrive(self._gradients)
             self.means, self._gradients = [*self._gradients.means.values()], InFlight()
             worker.decay.take_out(self.means)
-            sums = yield from controller.told(summing)
+            sums = yield from controller.wait_sums(summing)
             times = yield from controller.times.wait_ends()
         else:
-            self.means = controller.look_alone()
+            self.means = controller.own_gradients()
             self.finite = worker.replica.all(all_finite(self.means))
         if self.finite and self.means:
             if self.hand_over is not None and "control" in worker.recipe.controller.traits:
                 self.hand_over()
-            state = controller.draft()
+            state = PendingState(controller.state)
             self.held.decided = controller.decide(self.means, sums, state, times=times, words=self.held.words)
             self.held.drafts.append(state)
         elif not self.finite:
@@ -98,7 +97,7 @@ class Averaging:
             yield from self._begin(flight, flight.values)
 
     def take_part_in(self, lost: Sequence[int], flights: Sequence[tuple[Sequence[int], int]]) -> None:
-        """Have in flight what another rank has that has told it, with zeros as this rank's values."""
+        """Have the same averages in flight as another rank that has described its own, with zeros as this rank's values."""
         table, buckets = self._worker.in_flight, self._worker.buckets
         table.restore(table.landing(), lost, {})
         for which, step in flights:
@@ -142,7 +141,7 @@ class Averaging:
         if means is not None:
             loss, words = (yield from worker.controller.mean_loss()), list[str]()
             worker.controller.next = worker.controller.decide(means, loss=loss, times=heard, words=words)
-            worker.controller.say(words)
+            worker.controller.tell(words)
         elif lost:
             worker.controller.decide_without_means(heard)
         return means
@@ -192,7 +191,7 @@ class Averaging:
                 flight.breaks()
             else:
                 self._worker.in_flight.drop(flight)
-        self._worker.in_flight.drop_posted()
+        self._worker.in_flight.posted.clear()
 
     def _name_spoilers_of(self, flights: Sequence[InFlight]) -> Program[None]:
         fine, taken = all_peaks_finite([value for flight in flights for value in flight.given]), self.taken
@@ -217,7 +216,7 @@ class Averaging:
         worker.record.row = Counter({rank: worker.record.row[rank] + 1 for rank in guilty})
 
     def has_renewed(self, held: PendingCommit) -> None:
-        """What is equal on all ranks is so again, once an average after the change of members was committed."""
+        """Note the buckets whose memories have agreed again after a change of members, once that is committed."""
         if held.drafts:
             self.renews -= held.renewed
 
@@ -238,8 +237,8 @@ class Averaging:
             result = over.average(Bucket(flat, bucket.layout, flat), {}, worker.context(index, flight.step))
             program, drafts = _carry(_mean_of(result), flat, []), list[PendingState]()
         program = yield from worker.controller.times.around(index, program, flat)
-        handle = yield from start(program, bucket.name, flight.step or worker.step)
-        flight.add(index, handle, drafts)
+        flight.handles[index] = yield from start(program, bucket.name, flight.step or worker.step)
+        flight.drafts += drafts
         flight.renewed |= self.renews & {index}
 
     def program(self, index: int, flat: Tensor, step: int = 0) -> tuple[Program[Carried], list[PendingState]]:
@@ -253,11 +252,8 @@ class Averaging:
         # No average of an earlier step is in flight.
         self.unit = loss_scale.follow(worker.buckets, self.unit, worker.scale)
         settle_owners(bucket, worker.size)
-        kept, carried, found = (
-            PendingState(bucket.states["memory"]),
-            PendingState(bucket.states["exchange"]),
-            list[Tensor](),
-        )
+        kept, carried = PendingState(bucket.states["memory"]), PendingState(bucket.states["exchange"])
+        found = list[Tensor]()
 
         def send(block: Bucket, context: Context) -> Program[ReduceResult]:
             result = yield from bucket.exchange.average(block, carried, context)
@@ -270,10 +266,10 @@ class Averaging:
             return result
 
         average = bucket.memory.around(block, kept, send, worker.context(index, step))
-        if index in self.renews:
-            average = _renewed(average, bucket.memory, kept, worker.size)
         if ARREARS in kept:
-            average = _with(average, kept, found, worker.size)
+            average = _with_arrears(average, kept, found, worker.size)
+        if index in self.renews:
+            average = _after(bucket.memory.renew(kept, worker.size), average)
         return _carry(average, flat, found), [kept, carried]
 
     def _joined(self, flight: InFlight) -> Program[tuple[list[Tensor], list[Tensor]]]:
@@ -327,7 +323,7 @@ def _has_arrived(flight: InFlight) -> Program[bool]:
     return True
 
 
-def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
+def _with_arrears(average: Program[Tensor], kept: PendingState, found: list[Tensor], size: int) -> Program[Tensor]:
     """Average, and add the mean of the residuals of a memory that was replaced, once and in full."""
     mean = yield from average
     total = yield from all_reduce(kept.pop(ARREARS).clone())
@@ -335,9 +331,8 @@ def _with(average: Program[Tensor], kept: PendingState, found: list[Tensor], siz
     return mean.add_(total, alpha=1 / size)
 
 
-def _renewed(average: Program[Tensor], memory: Memory, kept: PendingState, size: int) -> Program[Tensor]:
-    """Agree on what a memory holds equal on all ranks, then average."""
-    yield from memory.renew(kept, size)
+def _after(first: Program[None], average: Program[Tensor]) -> Program[Tensor]:
+    yield from first
     return (yield from average)
 
 

@@ -117,7 +117,7 @@ def build(
     `size` is that of the world, which some memories depend on; `model` is the whole model, if these params are a part of it.
     """
     fragments = recipe.schedule.fragment_of({name: param.whole_shape for name, param in (model or params).items()})
-    limit = _full(recipe, model or params, size)
+    limit = _size_limit(recipe, model or params, size)
     together = "whole" in recipe.schedule.traits  # one message ends the step, whatever the rates
     finished = list[list[str]]()
     filling = dict[object, list[str]]()
@@ -139,12 +139,12 @@ def build(
     position = {n: i for i, n in enumerate(reversed(list(params)))}
     finished.sort(key=lambda names: position[names[-1]])
     return [
-        _channel(recipe, {n: params[n] for n in names}, groups[names[0]], fragments[names[0]], size)
+        _bucket(recipe, {n: params[n] for n in names}, groups[names[0]], fragments[names[0]], size)
         for names in finished
     ]
 
 
-def _full(recipe: Recipe, model: Mapping[str, Param], size: int) -> int:
+def _size_limit(recipe: Recipe, model: Mapping[str, Param], size: int) -> int:
     """The size in bytes at which a bucket takes no more parameters."""
     said = int(recipe.bucket_mb * 2**20)
     if recipe.bucket is not None:
@@ -159,23 +159,23 @@ def _block_dtype(param: Param) -> torch.dtype:
 
 def are_cut_alike(some: Sequence[BucketState], others: Sequence[BucketState]) -> bool:
     """True if both lists of buckets hold the same parameters in the same order."""
-    return [c.names for c in some] == [c.names for c in others]
+    return [bucket.names for bucket in some] == [bucket.names for bucket in others]
 
 
-def retell(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
+def choose_codecs(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> None:
     """Apply a controller's choice of codecs to the same buckets, where it does not change the cut."""
-    for c in buckets:
-        shapes = {name: param.whole_shape for name, param in zip(c.names, c.params, strict=True)}
-        exchange, layout = _told(recipe, shapes, c.layout)
-        if layout is not c.layout:
-            settle(c, size)
-        c.exchange, c.layout = exchange, layout
-        c.shift = c.memory.follow(c.exchange.omega(c.layout, size))
+    for bucket in buckets:
+        shapes = {name: param.whole_shape for name, param in zip(bucket.names, bucket.params, strict=True)}
+        exchange, layout = _exchange_and_layout(recipe, shapes, bucket.layout)
+        if layout is not bucket.layout:
+            settle(bucket, size)
+        bucket.exchange, bucket.layout = exchange, layout
+        bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, size))
 
 
 def settle(bucket: BucketState, size: int) -> None:
     """Move the residuals of chunk owners into their memories, with weight 1/size, before chunks change owners."""
-    for key in owners(bucket, bucket.states["exchange"]):
+    for key in bucket.exchange.owned(bucket.states["exchange"]):
         bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
 
 
@@ -186,17 +186,9 @@ def settle_owners(bucket: BucketState, size: int) -> None:
         bucket.owned_by = size
 
 
-def owners(bucket: BucketState, exchange: State) -> list[str]:
-    """The keys of the state entries that chunk owners keep."""
-    return [key for key in exchange if bucket.exchange.policy(word(key)) == "owner"]
-
-
-def word(key: str) -> str:
-    """The name of an entry without its parameter; with it where the state's own key has it after a colon."""
-    return key.split("/", maxsplit=1)[0]
-
-
-def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout) -> tuple[Exchange, Layout]:
+def _exchange_and_layout(
+    recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout
+) -> tuple[Exchange, Layout]:
     """The exchange of a bucket, and its layout with the controller's codec for each parameter, if it chose any."""
     first = next(iter(shapes))
     ruled = any(rule.holds_for(first, shapes[first]) for rule in recipe.rules)
@@ -210,11 +202,13 @@ def _told(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], layout: Layout)
     )
 
 
-def _channel(recipe: Recipe, members: Mapping[str, Param], group: int, fragment: int, size: int) -> BucketState:
+def _bucket(recipe: Recipe, members: Mapping[str, Param], group: int, fragment: int, size: int) -> BucketState:
     first = next(iter(members))
     dtype = _block_dtype(members[first])
     shapes = {n: param.whole_shape for n, param in members.items()}  # rules go by whole parameters
-    exchange, layout = _told(recipe, shapes, Layout.of({n: param.shape for n, param in members.items()}, dtype))
+    exchange, layout = _exchange_and_layout(
+        recipe, shapes, Layout.of({n: param.shape for n, param in members.items()}, dtype)
+    )
     memory = recipe.way(first, shapes[first])[1]
     whole = exchange.whole or "whole" in recipe.schedule.traits
     if whole and layout.numel > LONGEST:

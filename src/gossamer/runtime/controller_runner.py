@@ -7,22 +7,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossamer.changes import begins_anew, crosses
-from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import ARREARS, Facts, ParamGroup, RankTimes
+from gossamer.changes import begins_anew, crosses, kind_of
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import ARREARS, Controller, Exchange, Facts, ParamGroup, RankTimes
+from gossamer.core.errors import GossamerError
 from gossamer.core.events import Decision
 from gossamer.core.stream_events import read_numbers
-from gossamer.core.verbs import Handle, Program, join
+from gossamer.core.verbs import Handle, Program, all_reduce, join, start
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import BucketState, are_cut_alike, build, retell
-from gossamer.runtime.controller_stats import numbers, summed
+from gossamer.runtime.buckets import BucketState, are_cut_alike, build, choose_codecs
 from gossamer.runtime.recipe_changes import describe
 from gossamer.runtime.replica import WholeReplica
 from gossamer.runtime.step_times import StepTimes
-from gossamer.runtime.succession import carry_over, hand_over, turn
+from gossamer.runtime.succession import carry_over, hand_over, replace_parts
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
+
+
+LABEL = "numbers"
 
 
 class ControllerRunner:
@@ -40,7 +43,7 @@ class ControllerRunner:
         """The recipe that will be in force when no average is in flight."""
         return self.next or self._worker.recipe
 
-    def note(self, index: int, flat: Tensor) -> None:
+    def add_statistics(self, index: int, flat: Tensor) -> None:
         """Compute the statistics of a bucket's gradient before it is sent."""
         controller = self._worker.recipe.controller
         if controller.counts:
@@ -51,23 +54,23 @@ class ControllerRunner:
         """Forget the statistics of a step that is dropped."""
         self._own.clear()
 
-    def ask(self) -> Program[Handle[Any] | None]:
+    def start_sums(self) -> Program[Handle[Any] | None]:
         """Start summing the statistics over all ranks."""
         if not self._own:
             return None
         own, self._own = [self._own[i] for i in sorted(self._own)], {}
-        return (yield summed(own, self._worker.step))
+        return (yield from start(_sum(own), LABEL, self._worker.step))
 
-    def told(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
+    def wait_sums(self, handle: Handle[Any] | None) -> Program[Sequence[Tensor]]:
         """Wait for the sums; returns them per bucket."""
         return () if handle is None else (yield from join(handle))
 
-    def look_alone(self) -> list[Tensor]:
+    def own_gradients(self) -> list[Tensor]:
         """The gradients of a single rank, which sends nothing, for a controller that may change the optimizer's steps."""
         worker = self._worker
         if not worker.recipe.controller.moves_schedule:
             return []
-        return [c.gradients() for c in worker.buckets]
+        return [bucket.gradients() for bucket in worker.buckets]
 
     def mean_loss(self) -> Program[float | None]:
         """This step's mean loss over the ranks that reported one; None where none did, or the controller does not use it."""
@@ -80,7 +83,8 @@ class ControllerRunner:
         else:
             loss = torch.full((), known, dtype=torch.float64, device=worker.device)
         told = torch.full_like(loss, float(worker.loss is not None))
-        (sums,) = yield from join((yield summed([torch.stack([loss, told])], worker.step)))
+        handle = yield from start(_sum([torch.stack([loss, told])]), LABEL, worker.step)
+        (sums,) = yield from join(handle)
         total, ranks = read_numbers(sums)
         return total / ranks if ranks else None
 
@@ -98,12 +102,22 @@ class ControllerRunner:
         worker, controller = self._worker, self._worker.recipe.controller
         if "control" not in controller.traits:
             return None  # before all means are unscaled and copied in vain
-        blocks = [self._unscaled(mean, c) for mean, c in zip(means, worker.buckets)]
+        blocks = [self._unscaled(mean, bucket) for mean, bucket in zip(means, worker.buckets)]
         if controller.counts and not sums:  # a single rank: its own gradients are the means
-            sums = [numbers(controller, b, c.exchange) for b, c in zip(blocks, worker.buckets, strict=True)]
+            sums = [numbers(controller, b, bucket.exchange) for b, bucket in zip(blocks, worker.buckets, strict=True)]
         total = None if isinstance(worker.replica, WholeReplica) else worker.replica.total
-        facts = Facts(worker.step, max(worker.loop.optimizer.rates), blocks, sums, loss, self._groups(), total)
-        facts = facts._replace(times=times, size=worker.size, tell=([] if words is None else words).append)
+        facts = Facts(
+            step=worker.step,
+            lr=max(worker.loop.optimizer.rates),
+            blocks=blocks,
+            sums=sums,
+            loss=loss,
+            groups=self._groups(),
+            over_shards=total,
+            times=times,
+            size=worker.size,
+            tell=([] if words is None else words).append,
+        )
         return self._other(controller.decide(facts, worker.recipe, self.state if state is None else state))
 
     def _other(self, decided: Recipe) -> Recipe | None:
@@ -125,9 +139,9 @@ class ControllerRunner:
         words = list[str]()
         facts = Facts(worker.step, 0.0, (), times=times, finite=False, size=worker.size, tell=words.append)
         self.next = self._other(worker.recipe.controller.decide(facts, worker.recipe, self.state)) or self.next
-        self.say(words)
+        self.tell(words)
 
-    def say(self, words: Sequence[str]) -> None:
+    def tell(self, words: Sequence[str]) -> None:
         """Tell what was decided for the next step."""
         for text in words:
             self._worker.record.tell(Decision(self._worker.step + 1, self._worker.rank, text))
@@ -142,12 +156,9 @@ class ControllerRunner:
             return
         if not crosses(worker.recipe.schedule, after.schedule):
             return
-        fine = yield from worker.optimizer_state.agree(worker.size, worker.ranks.weight, worker.step)
+        fine = yield from worker.optimizer_state.agree()
         if not fine:
-            self.say([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
-
-    def draft(self) -> PendingState:
-        return PendingState(self.state)
+            self.tell([f"the optimizer's state begins anew: ranks had skipped different steps before {after.schedule}"])
 
     @property
     def may_adopt(self) -> bool:
@@ -166,12 +177,12 @@ class ControllerRunner:
             worker.live.clear()
         worker.record.tell(Decision(worker.step, worker.rank, describe(before, recipe, len(worker.params))))
         if not recipe.controller.cuts:
-            retell(recipe, worker.buckets, worker.size)
+            choose_codecs(recipe, worker.buckets, worker.size)
         elif _cut(recipe) != _cut(before):  # else all buckets stay as they are
             pieces = hand_over(old, before, recipe, worker.size)
             cut = build(recipe, worker.params, worker.rate_groups(), worker.size)
             if are_cut_alike(old, cut):
-                turn(old, cut)
+                replace_parts(old, cut)
             else:
                 worker.buckets = cut
                 carry_over(pieces, cut, worker.size)
@@ -185,8 +196,8 @@ class ControllerRunner:
         if means is None or old is self._worker.buckets:
             return means
         pairs = zip(old, means, strict=True)
-        named = {name: view for c, mean in pairs for name, view in Bucket(mean, c.layout).tensors()}
-        return [c.gather([named[s.name] for s in c.layout.segments]) for c in self._worker.buckets]
+        named = {name: view for bucket, mean in pairs for name, view in Bucket(mean, bucket.layout).tensors()}
+        return [bucket.gather([named[s.name] for s in bucket.layout.segments]) for bucket in self._worker.buckets]
 
     def restore(self, recipe: Recipe, due: Recipe, state: State) -> None:
         """Restore a controller's choice and state from a checkpoint."""
@@ -212,6 +223,23 @@ class ControllerRunner:
 
 def _cut(recipe: Recipe) -> tuple[Any, ...]:
     """The parts of a recipe that determine the cut into buckets and each bucket's exchange and memory."""
-    schedule = recipe.schedule
-    kind = type(schedule), schedule.shape.averages_gradients, schedule.shape.mixer
-    return recipe.exchange, recipe.memory, recipe.rules, recipe.routes, recipe.bucket, recipe.follows_rate, kind
+    ways = recipe.exchange, recipe.memory, recipe.rules, recipe.routes
+    return ways, recipe.bucket, recipe.follows_rate, kind_of(recipe.schedule)
+
+
+def numbers(controller: Controller, block: Bucket, exchange: Exchange) -> Tensor:
+    """The controller's statistics of one bucket."""
+    own = controller.local(block, exchange).detach().reshape(-1).double()
+    wanted = controller.counts * (len(block.layout.segments) if controller.counts_each else 1)
+    if own.numel() != wanted:
+        raise GossamerError(
+            f"{controller} declares {wanted} number(s) for a bucket, and its `local` returned {own.numel()} for "
+            f"{block.name!r}"
+        )
+    return own
+
+
+def _sum(rows: list[Tensor]) -> Program[tuple[Tensor, ...]]:
+    """Sum statistics over all ranks: one row for each bucket."""
+    lengths = [row.numel() for row in rows]
+    return tuple((yield from all_reduce(torch.cat(rows))).split(lengths))

@@ -38,7 +38,7 @@ class Decay:
 
     def refuse_unknown(self) -> None:
         """Raise AttachError for an optimizer whose kind of weight decay is unknown."""
-        part = next((p for c in self._worker.buckets if (p := _with_momentum(c)) is not None), None)
+        part = next((p for bucket in self._worker.buckets if (p := _with_momentum(bucket)) is not None), None)
         if part is None or self._worker.recipe.update is not None:
             return
         for optimizer in optimizers.members(self._worker.optimizer):

@@ -1,6 +1,6 @@
-"""Averages and messages in flight, which complete at a later step, by bucket."""
+"""Averages and messages in flight, by bucket, and the state changes that wait for the optimizer step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gossamer.core.bucket import PendingState
 from gossamer.core.contracts import Exchange
-from gossamer.core.verbs import Handle, Program, join
+from gossamer.core.verbs import Handle
+from gossamer.recipe import Recipe
 
 Carried = tuple[Tensor, Tensor]  # an agreed mean and its largest absolute value, computed while other buckets travel
 Wires = list[Tensor]
@@ -18,9 +19,8 @@ Wires = list[Tensor]
 class InFlight:
     """Averages that were launched together: the results of all are used, or of none."""
 
-    handles: dict[int, Handle[Carried]] = field(
-        default_factory=dict[int, Any]
-    )  # by bucket; empty when all have arrived
+    # By bucket; empty when all have arrived.
+    handles: dict[int, Handle[Carried]] = field(default_factory=dict[int, Any])
     drafts: list[PendingState] = field(default_factory=list[PendingState])  # the state changes to commit
     given: list[Tensor] = field(default_factory=list[Tensor])  # the largest absolute values of this rank's input
     means: dict[int, Tensor] = field(default_factory=dict[int, Tensor])  # the means that have arrived
@@ -31,13 +31,30 @@ class InFlight:
     over: Exchange | None = None  # instead of the recipe's exchange and memory
     broken: bool = False  # true if they have to run again, since the members have changed
 
-    def add(self, index: int, handle: Handle[Carried], drafts: Sequence[PendingState]) -> None:
-        self.handles[index] = handle
-        self.drafts += drafts
-
     def breaks(self) -> None:
-        """Forget what has arrived: all of it is to run again."""
+        """Forget what has arrived: all of these averages run again."""
         self.broken, self.handles, self.drafts, self.means = True, {}, [], {}
+
+
+@dataclass
+class PendingCommit:
+    """The state changes of an averaged gradient, to commit after the optimizer step."""
+
+    drafts: list[PendingState] = field(default_factory=list[PendingState])
+    decided: Recipe | None = None
+    words: list[str] = field(default_factory=list[str])  # that say what was decided
+
+    # Buckets for which they also agree again on what is equal on all ranks, after a change of members.
+    renewed: set[int] = field(default_factory=set[int])
+
+    def commit(self) -> None:
+        for draft in self.drafts:
+            draft.commit()
+
+    def settle(self) -> None:
+        """Commit the pending states after the optimizer step; the controller's decision waits for the end of the step."""
+        self.commit()
+        self.drafts = self.drafts[:0]
 
 
 class InFlightTable:
@@ -45,10 +62,8 @@ class InFlightTable:
 
     def __init__(self) -> None:
         self._flights = dict[int, InFlight]()
-        self._handles = dict[int, Handle[Wires]]()
-        self._arrived = dict[int, Wires]()
-
-    # -- averages ----------------------------------------------------------------------------------------------------
+        self.posted = dict[int, Handle[Wires]]()  # messages that are waited for
+        self.arrived = dict[int, Wires]()  # wires that were received and not collected yet
 
     @property
     def averages(self) -> list[InFlight]:
@@ -76,59 +91,21 @@ class InFlightTable:
         return [flight for flight in self.averages if flight.broken]
 
     def told(self) -> list[tuple[list[int], int]]:
-        """What others are told of averages that have to run again: buckets, and the step of their launch."""
+        """A description of the averages that have to run again, for other ranks: buckets, and the step of their launch."""
         return [([*flight.values], flight.step) for flight in self.broken]
 
     def drop(self, flight: InFlight) -> None:
         self._flights = {i: each for i, each in self._flights.items() if each is not flight}
 
-    def drop_posted(self) -> None:
-        """Drop all messages that are still under way."""
-        self._handles = {}
-
     def drop_messages(self) -> None:
-        self._handles, self._arrived = {}, {}
+        self.posted, self.arrived = {}, {}
 
     def landing(self) -> dict[int, Tensor]:
         """The means that have arrived, by bucket."""
         return {i: f.means[i] for i, f in self._flights.items() if not f.lost and i in f.means}
 
-    # -- messages ----------------------------------------------------------------------------------------------------
-
-    @property
-    def messages(self) -> bool:
-        return bool(self._handles) or bool(self._arrived)
-
-    def post(self, index: int, handle: Handle[Wires]) -> None:
-        self._handles[index] = handle
-
-    def has_posted(self, which: Iterable[int]) -> bool:
-        return any(i in self._handles or i in self._arrived for i in which)
-
-    def has_come(self, which: Sequence[int]) -> bool:
-        """True if these buckets have messages in flight, and all have arrived or are later than the deadline."""
-        handles = [self._handles[i] for i in which if i in self._handles]
-        return self.has_posted(which) and all(h.done() or h.overdue() for h in handles)
-
-    def join_messages(self, which: Iterable[int]) -> Program[None]:
-        """Wait for the messages of these buckets, and keep the wires received."""
-        for i in which:
-            if i in self._handles:
-                self._arrived[i] = yield from join(self._handles.pop(i))
-
-    def collect(self, which: Sequence[int]) -> list[Wires]:
-        """The wires received, by bucket; empty where nothing was posted."""
-        if not any(i in self._arrived for i in which):
-            return []
-        return [self._arrived.pop(i, []) for i in which]
-
-    def arrived(self, which: Iterable[int]) -> list[Wires]:
-        return [self._arrived.get(i, []) for i in which]
-
-    # -- checkpoints -------------------------------------------------------------------------------------------------
-
     def restore(self, landing: dict[int, Tensor], lost: Iterable[int], arrived: dict[int, Wires]) -> None:
         """Restore the state in which all averages and messages had arrived and none were used."""
         self._flights = {i: InFlight(means={i: mean}) for i, mean in landing.items()}
         self._flights |= {i: InFlight(lost=True) for i in lost}
-        self._handles, self._arrived = {}, dict(arrived)
+        self.posted, self.arrived = {}, dict(arrived)

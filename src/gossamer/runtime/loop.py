@@ -1,26 +1,16 @@
 """The training as a schedule sees it on a worker, for all buckets or some of them."""
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Exchange, Update
-from gossamer.core.loop import (
-    Averages,
-    Debts,
-    ErrorMeter,
-    Loop,
-    Message,
-    Messages,
-    OptimizerView,
-    UntrainedTensors,
-)
+from gossamer.core.loop import Averages, ErrorMeter, Loop, Message, Messages, OptimizerView, UntrainedTensors
 from gossamer.core.stream_events import record_stream_use
-from gossamer.core.verbs import MembersChanged, Program, all_reduce, start
-from gossamer.runtime.buckets import BucketState, owners
+from gossamer.core.verbs import MembersChanged, Program, join, start
+from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.optimizer_state import gain
 
 if TYPE_CHECKING:
@@ -28,23 +18,13 @@ if TYPE_CHECKING:
 
 
 class WorkerLoop(Loop):
-    """A worker's training; its five objects are made when they are first used."""
+    """A worker's training, in which this rank's averages count `counts` times."""
 
     def __init__(self, worker: "Worker", which: Sequence[int] | None = None, counts: float = 1.0) -> None:
         self._worker, self._which, self._counts = worker, which, counts
         self.ranks, self.record, self.live = worker.ranks, worker.record, worker.live
-
-    @cached_property
-    def averages(self) -> "WorkerAverages":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerAverages(self._worker, self, self._counts)
-
-    @cached_property
-    def messages(self) -> "WorkerMessages":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerMessages(self._worker, self)
-
-    @cached_property
-    def optimizer(self) -> "WorkerOptimizer":  # pyright: ignore[reportIncompatibleVariableOverride]
-        return WorkerOptimizer(self._worker, self)
+        self.averages, self.messages = WorkerAverages(worker, self, counts), WorkerMessages(worker, self)
+        self.optimizer = WorkerOptimizer(worker, self)
 
     @property
     def which(self) -> Sequence[int]:
@@ -83,7 +63,6 @@ class WorkerAverages(Averages):
 
     def __init__(self, worker: "Worker", loop: WorkerLoop, counts: float) -> None:
         self._worker, self._loop, self._counts = worker, loop, counts
-        self.debts = WorkerDebts(worker)
 
     def send(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         yield from self._worker.averaging.send_gradient(self._loop.which[index], flat, over)
@@ -138,40 +117,6 @@ class WorkerAverages(Averages):
         return self._worker.measurement.meter(step)
 
 
-class WorkerDebts(Debts):
-    """What a worker owes: in the memories of all its buckets, and as the owner of a chunk of each mean.
-
-    Residuals add up: N times the mean, plus all residuals, is the sum of what ranks were given. So a debt is handed over in full,
-    in equal parts to all who stay.
-    """
-
-    def __init__(self, worker: "Worker") -> None:
-        self._worker = worker
-
-    def keys(self) -> list[list[str]]:
-        return [[*_debt(bucket)] for bucket in self._worker.buckets]
-
-    def summed(self, mine: bool, keys: Sequence[Sequence[str]]) -> Program[list[State]]:
-        totals = list[State]()
-        for bucket, wanted in zip(self._worker.buckets, keys, strict=True):
-            debt, total = (_debt(bucket) if mine else State()), State()
-            for key in wanted:
-                given = debt[key].to(bucket.layout.dtype, copy=True) if key in debt else bucket.empty()
-                total[key] = yield from all_reduce(given)
-            totals.append(total)
-        return totals
-
-    def take_on(self, owed: Sequence[State], stay: int) -> None:
-        for bucket, debt in zip(self._worker.buckets, owed, strict=True):
-            bucket.memory.take_on(bucket.states["memory"], debt, 1 / stay)
-
-    def let_go(self) -> None:
-        for bucket in self._worker.buckets:
-            bucket.memory.let_go(bucket.states["memory"])
-            for key in owners(bucket, bucket.states["exchange"]):
-                del bucket.states["exchange"][key]
-
-
 class WorkerMessages(Messages):
     """Messages of some of a worker's buckets."""
 
@@ -185,23 +130,27 @@ class WorkerMessages(Messages):
             bucket = worker.buckets[i]
             model = bucket.read() if models is None else models[place]
             program = message(Bucket(model, bucket.layout), bucket.states["mixer"], worker.context(i))
-            self._flights.post(i, (yield from start(program, bucket.name, worker.step, lane)))
+            self._flights.posted[i] = yield from start(program, bucket.name, worker.step, lane)
 
     def wait(self) -> Program[None]:
-        yield from self._flights.join_messages(self._loop.which)
+        for i in self._loop.which:
+            if i in self._flights.posted:
+                self._flights.arrived[i] = yield from join(self._flights.posted.pop(i))
 
     def collect(self) -> Program[list[list[Tensor]]]:
-        yield from self._flights.join_messages(self._loop.which)
-        return self._flights.collect(self._loop.which)
+        yield from self.wait()
+        arrived, which = self._flights.arrived, self._loop.which
+        return [arrived.pop(i, []) for i in which] if any(i in arrived for i in which) else []
 
     def arrived(self) -> list[list[Tensor]]:
-        return self._flights.arrived(self._loop.which)
+        return [self._flights.arrived.get(i, []) for i in self._loop.which]
 
     def has_posted(self) -> bool:
-        return self._flights.has_posted(self._loop.which)
+        return any(i in self._flights.posted or i in self._flights.arrived for i in self._loop.which)
 
     def has_come(self) -> bool:
-        return self._flights.has_come(self._loop.which)
+        handles = [self._flights.posted[i] for i in self._loop.which if i in self._flights.posted]
+        return self.has_posted() and all(handle.done() or handle.overdue() for handle in handles)
 
 
 class WorkerOptimizer(OptimizerView):
@@ -252,15 +201,4 @@ class WorkerOptimizer(OptimizerView):
         self._worker.optimizer_state.reset()
 
     def average(self, moments: Sequence[int] = ()) -> Program[None]:
-        worker = self._worker
-        yield from worker.optimizer_state.average(worker.size, worker.ranks.weight, worker.step, moments)
-
-
-def _debt(bucket: BucketState) -> State:
-    memory, exchange = bucket.states["memory"], bucket.states["exchange"]
-    owed, kept = bucket.memory.owing(memory), bucket.memory.residual(memory)
-    unit = 1.0 if kept is None else kept[1]
-    for key in owners(bucket, exchange):  # of a mean over so many ranks, in the units of the memory
-        chunk = exchange[key] * (bucket.owned_by / unit)
-        owed["residual"] = owed["residual"] + chunk if "residual" in owed else chunk
-    return owed
+        yield from self._worker.optimizer_state.average(moments)

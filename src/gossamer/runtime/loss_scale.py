@@ -25,8 +25,8 @@ def follow(buckets: Sequence[BucketState], unit: float, scale: float) -> float:
     """
     if scale == unit or not isfinite(scale) or scale <= 0:
         return unit
-    for c in buckets:
-        old = rescale(c.memory, c.states["memory"], scale / unit)
-        old += rescale(c.exchange, c.states["exchange"], scale / unit)
+    for bucket in buckets:
+        old = rescale(bucket.memory, bucket.states["memory"], scale / unit)
+        old += rescale(bucket.exchange, bucket.states["exchange"], scale / unit)
         record_stream_use(old)  # a comm thread made them, and they are released here
     return scale

@@ -1,7 +1,7 @@
 """The optimizer's state for our parameters: averages, resets and counts its momentum buffers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import torch
@@ -13,9 +13,10 @@ from gossamer.core.bucket import Layout
 from gossamer.core.hashes import hash_of
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
-from gossamer.runtime.optimizers import Optimizing
 from gossamer.runtime.params import Param, local_part
-from gossamer.runtime.replica import ReplicaRanks, WholeReplica
+
+if TYPE_CHECKING:
+    from gossamer.runtime.worker import Worker
 
 LABEL = "optimizer"
 
@@ -23,21 +24,17 @@ LABEL = "optimizer"
 class OptimizerState:
     """The optimizer's state for our parameters."""
 
-    def __init__(self, params: Mapping[str, Param], optimizer: Optimizing) -> None:
-        self._leaves, self._optimizer, self._buffers = params, optimizer, MemoryPool()
-        self.replica: ReplicaRanks = WholeReplica()
+    def __init__(self, worker: "Worker") -> None:
+        self._worker, self._buffers = worker, MemoryPool()
 
     def tensors(self, moments: Sequence[int] = ()) -> list[Tensor]:
         """The momentum buffers, without counters; only the first or the second moments (1, 2) if asked."""
         found = list[Tensor]()
-        for param in self._leaves.values():
-            values: dict[str, Any] = self._optimizer.state.get(param.parameter, {})
-            kept = [
-                t
-                for key, t in sorted(values.items())
-                if is_buffer(key, t) and (not moments or MOMENTS.get(key) in moments)
-            ]
-            found += [param.local(t) for t in kept if t.shape == param.parameter.shape]
+        for param in self._worker.params.values():
+            for key, value in self._entries(param):
+                wanted = not moments or MOMENTS.get(key) in moments
+                if wanted and _is_buffer_of(param, key, value):
+                    found.append(param.local(value))
         return found
 
     def reset(self) -> None:
@@ -51,46 +48,51 @@ class OptimizerState:
         """
         held = [*self._states()]
         fine = [all(local_part(t).isfinite().all() for t in s.values() if isinstance(t, Tensor)) for s, _ in held]
-        for (state, group), kept in zip(held, self.replica.least(fine)):
+        for (state, group), kept in zip(held, self._worker.replica.least(fine)):
             if not kept:
                 _begin_anew(state, group)
 
     def _states(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """The optimizer's state of each of our parameters, and the parameter's group."""
-        ours = {id(param.parameter) for param in self._leaves.values()}
-        for group in self._optimizer.param_groups:
+        ours = {id(param.parameter) for param in self._worker.params.values()}
+        for group in self._worker.optimizer.param_groups:
             for p in group["params"]:
                 if id(p) in ours:
-                    yield self._optimizer.state.get(p, {}), group
+                    yield self._worker.optimizer.state.get(p, {}), group
 
-    def average(self, size: int, weight: float = 1.0, step: int = 0, moments: Sequence[int] = ()) -> Program[None]:
-        """Average the buffers over all ranks, uncompressed, with this rank's weight `weight`."""
+    def _entries(self, param: Param) -> list[tuple[str, Any]]:
+        """The optimizer's state of a parameter, in an order that all ranks share."""
+        return sorted(self._worker.optimizer.state.get(param.parameter, {}).items())
+
+    def average(self, moments: Sequence[int] = ()) -> Program[None]:
+        """Average the buffers over all ranks, uncompressed, with this rank's weight."""
         tensors = self.tensors(moments)
-        if (yield from self._all_hold([tuple(t.shape) for t in tensors], step)) and tensors:
-            yield from self._average(tensors, size, weight, step)
+        if (yield from self._all_hold([tuple(t.shape) for t in tensors])) and tensors:
+            yield from self._average(tensors)
 
-    def agree(self, size: int, weight: float = 1.0, step: int = 0) -> Program[bool]:
+    def agree(self) -> Program[bool]:
         """Make the state equal on all ranks: its buffers are averaged. Where ranks hold other things besides, such as other
         counters after skipped steps, all of it begins anew, and False is returned.
         """
         tensors = self.tensors()
-        if not (yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers(), step)):
+        if not (yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers())):
             self.reset()
             return False
         if tensors:
-            yield from self._average(tensors, size, weight, step)
+            yield from self._average(tensors)
         return True
 
     def _besides_buffers(self) -> list[Any]:
         """What the state holds besides buffers of a parameter's shape, or hashes of it."""
         found = list[Any]()
-        for name, param in self._leaves.items():
-            for key, value in sorted(self._optimizer.state.get(param.parameter, {}).items()):
-                if not (is_buffer(key, value) and value.shape == param.parameter.shape):
+        for name, param in self._worker.params.items():
+            for key, value in self._entries(param):
+                if not _is_buffer_of(param, key, value):
                     found.append((name, key, hash_of(value) if isinstance(value, Tensor) else repr(value)))
         return found
 
-    def _average(self, tensors: Sequence[Tensor], size: int, weight: float, step: int) -> Program[None]:
+    def _average(self, tensors: Sequence[Tensor]) -> Program[None]:
+        size, weight, step = self._worker.size, self._worker.ranks.weight, self._worker.step
         wide = together(t.dtype for t in tensors)
         length = sum(t.numel() for t in tensors) * wide.itemsize
         flat = torch.cat(
@@ -100,12 +102,11 @@ class OptimizerState:
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
 
-    def _all_hold(self, what: Sequence[Any], step: int) -> Program[bool]:
+    def _all_hold(self, what: Sequence[Any]) -> Program[bool]:
         """True if all ranks hold the same, such as buffers of equal shapes; a rank that has skipped every step so far has none."""
         mine = crc32(repr(what).encode())
-        device = next(iter(self._leaves.values())).device
-        held = torch.tensor([mine, -mine], dtype=torch.int64, device=device)
-        extremes = yield from join((yield from start(all_reduce(held, "max"), LABEL, step)))
+        held = torch.tensor([mine, -mine], dtype=torch.int64, device=self._worker.device)
+        extremes = yield from join((yield from start(all_reduce(held, "max"), LABEL, self._worker.step)))
         largest, smallest = extremes.tolist()
         return largest == -smallest
 
@@ -117,10 +118,8 @@ def together(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 
 def requests(layouts: Sequence[Layout], momenta: int) -> list[AllReduce]:
     """The requests of `average` for `momenta` buffers per parameter: the check that all hold them, and their mean."""
-    asked, length = (
-        [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")],
-        momenta * sum(s.numel for s in layouts),
-    )
+    asked = [AllReduce(torch.empty(2, dtype=torch.int64, device="meta"), "max")]
+    length = momenta * sum(s.numel for s in layouts)
     wide = together(layout.dtype for layout in layouts)
     return [*asked, AllReduce(torch.empty(length, dtype=wide, device="meta"))] if length else asked
 
@@ -137,6 +136,10 @@ def gain(group: Mapping[str, Any]) -> float:
         return 1.0
     heavy = (1 - float(group.get("dampening", 0.0))) / (1 - momentum)
     return 1 + momentum * heavy if group.get("nesterov") else heavy
+
+
+def _is_buffer_of(param: Param, key: str, value: Any) -> bool:
+    return is_buffer(key, value) and value.shape == param.parameter.shape
 
 
 def _begin_anew(state: dict[str, Any], group: Mapping[str, Any]) -> None:

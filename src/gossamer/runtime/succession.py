@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State, entry_name
 from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import ROLES, BucketState, owners, settle, word
+from gossamer.runtime.buckets import ROLES, BucketState, settle
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
@@ -78,7 +78,7 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
             )
 
 
-def turn(buckets: Sequence[BucketState], others: Sequence[BucketState]) -> None:
+def replace_parts(buckets: Sequence[BucketState], others: Sequence[BucketState]) -> None:
     """Give the same buckets other exchanges and memories after a controller's change that keeps the cut; nothing is copied."""
     for bucket, other in zip(buckets, others, strict=True):
         bucket.exchange, bucket.memory, bucket.shift = other.exchange, other.memory, other.shift
@@ -109,28 +109,30 @@ def by_parameter(state: State, bucket: BucketState) -> dict[str, Tensor]:
 def by_bucket(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `by_parameter`; missing parameters are zero."""
     state: State = {}
-    for key in dict.fromkeys(word(k) for k in entries):
-        if ":" in key:
-            continue
-        found = {s.name: entries[f"{key}/{s.name}"] for s in bucket.layout.segments if f"{key}/{s.name}" in entries}
-        if not found:
-            continue
-        sample = next(iter(found.values()))
-        if sample.dim() == 0 or sample.dtype == torch.uint8:
-            state[key] = home(sample, bucket)
-        else:
-            flat = bucket.empty().to(sample.dtype)
-            for name, view in Bucket(flat, bucket.layout).tensors():
-                if name in found and found[name].numel() != view.numel():
-                    raise CheckpointError(
-                        f"{key} of {name!r} has {found[name].numel()} elements, and {name!r} has {view.numel()}"
-                    )
-                if name in found:
-                    view.copy_(found[name].view(view.shape))
-            state[key] = flat
-    names = {s.name for s in bucket.layout.segments}
-    named = {k: v for k, v in entries.items() if ":" in word(k) and k.partition(":")[2] in names}
+    names = dict.fromkeys(s.name for s in bucket.layout.segments)
+    for key in dict.fromkeys(map(entry_name, entries)):
+        found = {name: entries[f"{key}/{name}"] for name in names if f"{key}/{name}" in entries}
+        if found and ":" not in key:
+            state[key] = _put_together(key, found, bucket)
+    named = {k: v for k, v in entries.items() if ":" in entry_name(k) and k.partition(":")[2] in names}
     return state | {k: home(v, bucket) for k, v in named.items()}
+
+
+def _put_together(key: str, found: Mapping[str, Tensor], bucket: BucketState) -> Tensor:
+    """One entry of a bucket's state, from that of its parameters."""
+    sample = next(iter(found.values()))
+    if sample.dim() == 0 or sample.dtype == torch.uint8:
+        return home(sample, bucket)
+    flat = bucket.empty().to(sample.dtype)
+    for name, view in Bucket(flat, bucket.layout).tensors():
+        if name not in found:
+            continue
+        if found[name].numel() != view.numel():
+            raise CheckpointError(
+                f"{key} of {name!r} has {found[name].numel()} elements, and {name!r} has {view.numel()}"
+            )
+        view.copy_(found[name].view(view.shape))
+    return flat
 
 
 def home(tensor: Tensor, bucket: BucketState) -> Tensor:
@@ -141,7 +143,7 @@ def home(tensor: Tensor, bucket: BucketState) -> Tensor:
 def _settle(bucket: BucketState, size: int) -> None:
     """Move the residuals of chunk owners into their memories; where those keep none, the next average adds them."""
     state, exchange = bucket.states["memory"], bucket.states["exchange"]
-    for key in owners(bucket, exchange):
+    for key in bucket.exchange.owned(exchange):
         owed = exchange.pop(key)
         if not bucket.memory.inherit(state, owed, size):
             state[ARREARS] = torch.add(state.get(ARREARS, torch.zeros_like(owed)), owed, alpha=size)

@@ -21,12 +21,11 @@ from gossamer.runtime.averaging import Averaging
 from gossamer.runtime.buckets import build
 from gossamer.runtime.controller_runner import ControllerRunner
 from gossamer.runtime.decay import Decay
-from gossamer.runtime.in_flight import InFlightTable
+from gossamer.runtime.in_flight import InFlightTable, PendingCommit
 from gossamer.runtime.loop import WorkerLoop
 from gossamer.runtime.measuring import ErrorMeasurement
 from gossamer.runtime.optimizer_state import OptimizerState
 from gossamer.runtime.params import Param
-from gossamer.runtime.pending_commit import PendingCommit
 from gossamer.runtime.ranks import WorkerRanks
 from gossamer.runtime.record import RunRecord
 from gossamer.runtime.replica import ReplicaRanks, WholeReplica
@@ -62,7 +61,7 @@ class Worker:
         self.ranks, self.record = WorkerRanks(self, rank, size, seed), RunRecord(self)
         self.buckets = build(self.recipe, self.params, self.rate_groups(), size)
         self._refuse_misfits()
-        self.optimizer_state, self.update_step = OptimizerState(self.params, optimizer), UpdateStep(self)
+        self.optimizer_state, self.update_step = OptimizerState(self), UpdateStep(self)
         self.averaging, self.in_flight, self.measurement = Averaging(self), InFlightTable(), ErrorMeasurement()
         self.controller, self.decay = ControllerRunner(self), Decay(self)
         self.decay.refuse_unknown()
@@ -70,7 +69,7 @@ class Worker:
 
     def join_replica(self, replica: ReplicaRanks) -> None:
         """Decide together with the ranks that hold the model's other shards, from the first step on."""
-        self.replica = self.optimizer_state.replica = replica
+        self.replica = replica
 
     @property
     def rank(self) -> int:
@@ -175,7 +174,7 @@ class Worker:
         held, self.averaging.held = self.averaging.held, PendingCommit()
         held.commit()
         self.averaging.has_renewed(held)
-        self.controller.say(held.words)
+        self.controller.tell(held.words)
         self.controller.times.step_ends(self.loss)
         self.record.samples, self.loss = [], None
         self.controller.next = held.decided or self.controller.next
@@ -211,7 +210,7 @@ class Worker:
 
     def is_sending(self) -> bool:
         """True if an average or message is in flight that completes at a later step."""
-        return bool(self.in_flight.averages) or self.in_flight.messages
+        return bool(self.in_flight.averages or self.in_flight.posted or self.in_flight.arrived)
 
     def follow(self, params: Mapping[str, Param]) -> None:
         """Add parameters that are no longer frozen, in buckets of their own."""
@@ -221,16 +220,16 @@ class Worker:
     def by_name(self, means: Sequence[Tensor]) -> dict[str, Tensor]:
         """The agreed gradient of every parameter, in its own shape."""
         pairs = zip(self.buckets, means, strict=True)
-        return {name: view for c, mean in pairs for name, view in Bucket(mean, c.layout).tensors()}
+        return {name: view for bucket, mean in pairs for name, view in Bucket(mean, bucket.layout).tensors()}
 
     def residual_norm(self) -> float:
         """The norm of this rank's residuals, without the loss scale (and the rate, with units="update")."""
-        debts = [debt for c in self.buckets if (debt := c.memory.residual(c.states["memory"])) is not None]
-        debts += [(owed, 1.0) for c in self.buckets if (owed := c.states["memory"].get(ARREARS)) is not None]
-        norms = read_numbers(*(debt.double().norm() for debt, _ in debts))
-        return (
-            sum((norm / (self.averaging.unit * unit)) ** 2 for norm, (_, unit) in zip(norms, debts, strict=True)) ** 0.5
-        )
+        states = [(bucket.memory, bucket.states["memory"]) for bucket in self.buckets]
+        debts = [debt for memory, state in states if (debt := memory.residual(state)) is not None]
+        debts += [(state[ARREARS], 1.0) for _, state in states if ARREARS in state]
+        norms = read_numbers(*(residual.double().norm() for residual, _ in debts))
+        units = [self.averaging.unit * unit for _, unit in debts]
+        return sum((norm / unit) ** 2 for norm, unit in zip(norms, units, strict=True)) ** 0.5
 
     def _refuse_misfits(self) -> None:
         """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
@@ -241,7 +240,7 @@ class Worker:
         for recipe in sorts.values():
             own = recipe is self.recipe
             cut = self.buckets if own else build(recipe, self.params, self.rate_groups(), self.size)
-            recipe.fits(Binding(self.size, [c.layout for c in cut], [*optimizers.members(self.optimizer)]))
+            recipe.fits(Binding(self.size, [bucket.layout for bucket in cut], [*optimizers.members(self.optimizer)]))
 
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe uses its rate; else empty.

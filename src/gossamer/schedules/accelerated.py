@@ -1,9 +1,8 @@
 """Accelerated minibatch SGD, and the lengths of its stages."""
 
-from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import ceil, sqrt
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -77,13 +76,12 @@ class Accelerated(Schedule, TrainsElsewhere):
         return Shape(averages_gradients=True, works_alone=True, micro_batches=self.micro_batches)
 
     def policy(self, key: str) -> Policy:
-        return (
-            "drop" if key in ("x", "round", "middle") else "equal"
-        )  # other ranks than before start from x_ag, at the beginning of a stage
+        # Other ranks than before start from x_ag, at the beginning of a stage.
+        return "drop" if key in ("x", "round", "middle") else "equal"
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         held = zip(loop.states, loop.parameters(), strict=True)
-        return [Share(state.get("aggregate", x), torch.ones((), dtype=torch.float32)) for state, x in held]
+        return Share.each(state.get("aggregate", x) for state, x in held)
 
     def moves_in(self, loop: Loop) -> None:
         """Write x_ag to the parameters, whichever model was loaded: a stage begins there."""
@@ -95,17 +93,17 @@ class Accelerated(Schedule, TrainsElsewhere):
         if not (yield OptimizerStep()):
             return
         loop.assign([self._moved(*pair) for pair in zip(loop.buckets, loop.parameters(), strict=True)])
-        for place in loop.buckets:
-            if place.narrow:  # x_md as the parameters hold it, rounded
-                place.states["schedule"]["middle"] = place.read()
+        for bucket in loop.buckets:
+            if bucket.narrow:  # x_md as the parameters hold it, rounded
+                bucket.states["schedule"]["middle"] = bucket.read()
 
-    def _moved(self, place: BucketView, stepped: Tensor) -> Tensor:
+    def _moved(self, bucket: BucketView, stepped: Tensor) -> Tensor:
         """Return the next x_md. `stepped` is x_md - lr g, and its memory is reused."""
-        state, like = place.states["schedule"], place.layout.buffers.like
+        state, like = bucket.states["schedule"], bucket.layout.buffers.like
         round, stage = int(state.get("round", 1)), int(state.get("stage", 0))
         x = stepped
         if round > 1:  # in round 1 x_md is x, and the step is a plain one
-            middle = state["middle"] if place.narrow else _between(state, round, like(x))
+            middle = state["middle"] if bucket.narrow else _between(state, round, like(x))
             step = torch.sub(middle, stepped, out=stepped)
             x = torch.sub(state["x"], step, alpha=(round + 1) / 2, out=step)
         state["x"], state["aggregate"] = x, torch.lerp(state.get("aggregate", x), x, 2 / (round + 1), out=like(x))
@@ -116,12 +114,12 @@ class Accelerated(Schedule, TrainsElsewhere):
         return _between(state, round, like(x))
 
     def fits(self, binding: Binding) -> None:
-        for optimizer in binding.optimizers:
-            if not all(_is_sgd_without_momentum(group) for group in optimizer.param_groups):
-                raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: it weights the steps of plain SGD and adds the momentum itself; "
-                    "use torch.optim.SGD with momentum=0"
-                )
+        other = binding.other_than_sgd(lambda group: not group["momentum"])
+        if other is not None:
+            raise AttachError(
+                f"{self} with {type(other).__name__}: it weights the steps of plain SGD and adds the momentum itself; "
+                "use torch.optim.SGD with momentum=0"
+            )
 
 
 class Stage(NamedTuple):
@@ -166,8 +164,3 @@ def _rounds(lr: float, convexity: float) -> int:
 def _between(state: State, round: int, out: Tensor) -> Tensor:
     """Return x_md of a round: x / b + (1 - 1/b) x_ag, with b = (round + 1) / 2."""
     return torch.lerp(state["aggregate"], state["x"], 2 / (round + 1), out=out)
-
-
-def _is_sgd_without_momentum(group: Mapping[str, Any]) -> bool:
-    sgd: Sequence[str] = ("momentum", "dampening", "nesterov")
-    return all(key in group for key in sgd) and "eps" not in group and not group["momentum"]

@@ -177,8 +177,8 @@ class AsyncWorker:
         fragment = self._fragment(round.number)
         *peaks, arrivals = read_numbers(settled.largest)
         before, fine = [s["anchor"] for s in fragment.loop.states], all(map(isfinite, peaks))
-        for place, mean in zip(fragment.loop.buckets, settled.means if fine else []):
-            self._rule.follow(place, mean, int(arrivals), self._loop.ranks.size)
+        for bucket, mean in zip(fragment.loop.buckets, settled.means if fine else []):
+            self._rule.follow(bucket, mean, int(arrivals), self._loop.ranks.size)
         self._merged = tuple(self._loop.ranks.present.ranks[i] for i in settled.members)
         if fine:
             self._loop.record.closed(self._merged)
@@ -273,8 +273,8 @@ class AsyncWorker:
         comes, self._merged = not self._number, latest.members
         fragment = self._fragment(self._number or latest.round)
         before = [s["anchor"] for s in fragment.loop.states]
-        for place, state in zip((p for part in self._parts for p in part.buckets), latest.states):
-            place.states["schedule"].update(state)
+        for bucket, state in zip((p for part in self._parts for p in part.buckets), latest.states):
+            bucket.states["schedule"].update(state)
         self._number = latest.round
         if comes:
             for each in self._fragments:

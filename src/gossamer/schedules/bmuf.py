@@ -3,8 +3,6 @@
 from functools import cached_property
 from typing import Annotated, Literal, final
 
-import torch
-
 from gossamer.core.constraints import Constraint
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
@@ -69,29 +67,23 @@ class BMUF(Schedule):
         slow = self._slow(self._momentum(1)).shape
         # Ranks learn at different steps that others were lost, so a momentum that counts them would differ for a round.
         outlasts = "" if self.momentum is None else slow.outlasts
-        return Shape(period=self.every, works_alone=slow.works_alone, outlasts=outlasts)
+        return Shape(period=self.every, works_alone=slow.works_alone, syncs=True, outlasts=outlasts)
 
     def policy(self, key: str) -> Policy:
         return self._slow(0.0).policy(key)
 
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def is_synced(self, step: int) -> bool:
-        return step % self.every == 0
-
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Return the models without the look-ahead of `nesterov`."""
-        models, one = loop.parameters(), torch.ones((), dtype=torch.float32)
+        models = loop.parameters()
         if self.nesterov:
             ahead = self.rate * self._momentum(loop.ranks.size)
-            for place, x in zip(loop.buckets, models):
-                velocity = place.states["schedule"].get("velocity")
+            for bucket, x in zip(loop.buckets, models):
+                velocity = bucket.states["schedule"].get("velocity")
                 if velocity is not None and self.sharded:
-                    shards.add_own(x, velocity, ahead * loop.ranks.size, loop, place)  # each rank adds its own chunk
+                    shards.own_chunk(x, loop, bucket).add_(velocity, alpha=ahead * loop.ranks.size)
                 elif velocity is not None:
                     x.add_(velocity, alpha=ahead)
-        return [Share(x, one) for x in models]
+        return Share.each(models)
 
     def step(self, loop: Loop) -> Program[None]:
         yield from self._slow(self._momentum(loop.ranks.size)).step(loop)

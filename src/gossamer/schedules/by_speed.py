@@ -86,16 +86,10 @@ class BySpeed(Wrapping):
 
     @cached_property
     def shape(self) -> Shape:
-        return replace(self.inherited, prelude=self.then.shape.prelude, skips_steps=True)
+        return replace(super().shape, skips_steps=True)
 
     def policy(self, key: str) -> Policy:
         return "drop" if key == "pace" else self.then.policy(key)
-
-    def ends_round(self, step: int) -> bool:
-        return self.then.ends_round(step)
-
-    def is_synced(self, step: int) -> bool:
-        return self.then.is_synced(step)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
 

@@ -54,13 +54,10 @@ class CoCoD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, outlasts="flights")
+        return Shape(period=self.every, syncs=self.delay == 0, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
-
-    def is_synced(self, step: int) -> bool:
-        return self.delay == 0 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
@@ -76,17 +73,17 @@ class CoCoD(Schedule):
 
     def _launch(self, loop: Loop) -> Program[None]:
         moved = list[Tensor]()
-        for place, x in zip(loop.buckets, loop.parameters()):
-            state = place.states["schedule"]
+        for bucket, x in zip(loop.buckets, loop.parameters()):
+            state = bucket.states["schedule"]
             state["start"] = x
-            moved.append(torch.sub(state["anchor"], x, out=place.layout.buffers.like(x)))
+            moved.append(torch.sub(state["anchor"], x, out=bucket.layout.buffers.like(x)))
         yield from loop.averages.launch(moved)
 
     def _land(self, loop: Loop) -> Program[None]:
         means = yield from loop.averages.wait()
         models = loop.parameters()
-        for place, mean, x in zip(loop.buckets, means or [], models):
-            state = place.states["schedule"]
+        for bucket, mean, x in zip(loop.buckets, means or [], models):
+            state = bucket.states["schedule"]
             start = state.get("start", state["anchor"])  # a rank that has come since the launch began at the anchor
             x.sub_(start)
             state["anchor"] = torch.sub(state["anchor"], mean, out=mean)

@@ -69,15 +69,15 @@ class Delayed(Schedule):
 
     def step(self, loop: Loop) -> Program[None]:
         gradients: dict[int, Tensor] = loop.live.pop("gradients")
-        given = [Bucket(gradients[i], place.layout) for i, place in enumerate(loop.buckets)]
+        given = [Bucket(gradients[i], bucket.layout) for i, bucket in enumerate(loop.buckets)]
         loop.optimizer.give((yield from loop.averages.wait()) or [])
         if (yield OptimizerStep()):
             yield from loop.averages.launch(_copies(given, loop.buckets))
 
 
-def _copies(given: Sequence[Bucket], places: Sequence[BucketView]) -> list[Tensor]:
+def _copies(given: Sequence[Bucket], buckets: Sequence[BucketView]) -> list[Tensor]:
     """Copy gradients, since the next ones overwrite them; in new buckets if a controller has changed the buckets."""
-    if [block.layout.segments for block in given] == [place.layout.segments for place in places]:
+    if [block.layout.segments for block in given] == [bucket.layout.segments for bucket in buckets]:
         return [block.new().copy_(block.flat) for block in given]
     named = {name: tensor.reshape(-1) for block in given for name, tensor in block.tensors()}
-    return [torch.cat([named[s.name] for s in place.layout.segments]) for place in places]
+    return [torch.cat([named[s.name] for s in bucket.layout.segments]) for bucket in buckets]

@@ -61,12 +61,9 @@ class DESLOC(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every * lcm(self.first or 1, self.second or 1))
+        return Shape(period=self.every * lcm(self.first or 1, self.second or 1), syncs=True)
 
     def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def is_synced(self, step: int) -> bool:
         return step % self.every == 0
 
     def fits(self, binding: Binding) -> None:

@@ -64,7 +64,7 @@ class Eager(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
         held = zip(loop.states, loop.parameters())
-        return [Share(state.get("agreed", x), torch.ones((), dtype=torch.float32)) for state, x in held]
+        return Share.each(state.get("agreed", x) for state, x in held)
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
@@ -78,28 +78,28 @@ class Eager(Schedule):
         if in_flight and means is None:
             return self._return(loop)
         own = differences(loop, loop.parameters())
-        copies = [place.layout.buffers.like(d).copy_(d) for place, d in zip(loop.buckets, own)]
-        for i, (place, mine, lr) in enumerate(zip(loop.buckets, own, loop.optimizer.lrs)):
-            self._take(place, mine, None if means is None else means[i], loop.ranks.size, lr)
+        copies = [bucket.layout.buffers.like(d).copy_(d) for bucket, d in zip(loop.buckets, own)]
+        for i, (bucket, mine, lr) in enumerate(zip(loop.buckets, own, loop.optimizer.lrs)):
+            self._take(bucket, mine, None if means is None else means[i], loop.ranks.size, lr)
         loop.write([s["anchor"] for s in loop.states])
         yield from loop.averages.launch(copies)
 
-    def _take(self, place: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
+    def _take(self, bucket: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
         """Take the outer step of a bucket, on this rank's own anchor and on the agreed one."""
-        state, outer = place.states["schedule"], OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
-        eager = torch.div(mine, size, out=place.layout.buffers.like(mine))
+        state, outer = bucket.states["schedule"], OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
+        eager = torch.div(mine, size, out=bucket.layout.buffers.like(mine))
         if mean is not None:
             if self.replace == "own":
                 eager.add_(mean).sub_(state["own"], alpha=1 / size)
             else:
                 eager.add_(mean, alpha=1 - 1 / size)
             agreed = {"anchor": state["agreed"]} | ({"velocity": state["pace"]} if "pace" in state else {})
-            outer.follow(agreed, place.layout, mean, lr)
+            outer.follow(agreed, bucket.layout, mean, lr)
             state["agreed"] = agreed["anchor"]
             if self.momentum:
                 state["pace"] = agreed["velocity"]
         state["own"] = mine
-        outer.take(place, eager, lr)
+        outer.take(bucket, eager, lr)
 
     def _return(self, loop: Loop) -> None:
         """Reset the anchor and its velocity to the agreed model, and write that to the parameters."""

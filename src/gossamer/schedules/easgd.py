@@ -73,8 +73,7 @@ class EASGD(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Return the centre, equal on all ranks; before the first step, the model."""
-        centres = [s.get("anchor", x) for s, x in zip(loop.states, loop.parameters())]
-        return [Share(z, torch.ones((), dtype=torch.float32)) for z in centres]
+        return Share.each(s.get("anchor", x) for s, x in zip(loop.states, loop.parameters()))
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
@@ -94,9 +93,9 @@ class EASGD(Schedule):
     def _pull(self, loop: Loop) -> tuple[list[Tensor], list[Tensor]]:
         """Pull the models towards the centre; returns them, and centre minus model from before."""
         pulled, apart, alpha = list[Tensor](), list[Tensor](), self._alpha(loop.ranks.size)
-        for place, x in zip(loop.buckets, loop.parameters()):
-            z = place.states["schedule"]["anchor"]
-            apart.append(torch.sub(z, x, out=place.layout.buffers.like(x)))
+        for bucket, x in zip(loop.buckets, loop.parameters()):
+            z = bucket.states["schedule"]["anchor"]
+            apart.append(torch.sub(z, x, out=bucket.layout.buffers.like(x)))
             pulled.append(x.add_(apart[-1], alpha=alpha))
         return pulled, apart
 

@@ -1,8 +1,7 @@
 """Average gradients at every step."""
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -83,11 +82,11 @@ class EveryStep(Schedule):
             loop.assign([_shrunk(*pair) for pair in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, binding: Binding) -> None:
-        others = [o for o in binding.optimizers if not all(_is_sgd(group) for group in o.param_groups)]
-        if not self.l1 or not others:
+        other = binding.other_than_sgd(lambda group: group["momentum"] < 1) if self.l1 else None
+        if other is None:
             return
         raise AttachError(
-            f"{self} with {type(others[0]).__name__}: l1 needs the step of torch.optim.SGD, with momentum below 1. "
+            f"{self} with {type(other).__name__}: l1 needs the step of torch.optim.SGD, with momentum below 1. "
             "Another optimizer scales each element's step differently, and would solve another "
             "problem; use torch.optim.SGD, or leave l1 out"
         )
@@ -97,8 +96,3 @@ def _shrunk(block: Bucket, threshold: float) -> Tensor:
     """Return the bucket's elements shrunk by `threshold`. (In torch's softshrink the sign of a zero depends on the size.)"""
     near = torch.clamp(block.flat, -threshold, threshold, out=block.new())
     return torch.sub(block.flat, near, out=near)
-
-
-def _is_sgd(group: Mapping[str, Any]) -> bool:
-    """True if a parameter group is that of torch.optim.SGD, not of an optimizer that scales its steps."""
-    return {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group and group["momentum"] < 1

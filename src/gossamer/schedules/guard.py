@@ -67,7 +67,7 @@ class EDiTGuard(Part):
             loop.record.round_dropped()
             return None
         if not weights[own]:
-            moved = [place.empty() for place in loop.buckets]
+            moved = [bucket.empty() for bucket in loop.buckets]
         means = yield from loop.counting(size * weights[own] / sum(weights)).averages.of(moved)
         return None if means is None else self._clipped(loop, means)
 
@@ -90,9 +90,8 @@ class EDiTGuard(Part):
         known = rounds >= self.warmup and rounds > 0
         kept = [isfinite(g) and (not known or g <= limit) for g, limit in zip(lengths, limits, strict=True)]
         for i, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
-            if isfinite(
-                length
-            ):  # one that is left out moves the mean as far as it may, so that a lasting change is followed
+            if isfinite(length):
+                # One that is left out moves the mean as far as it may, so that a lasting change is followed.
                 apart, rate = min(length, limit) - means[i], max(self.decay, 1 / (rounds + 1))
                 means[i] += rate * apart
                 squares[i] = (1 - rate) * (squares[i] + rate * apart * apart)

@@ -1,14 +1,12 @@
 """Hierarchical local SGD: groups with fast links average often, and all ranks average seldom."""
 
-from dataclasses import replace
-from functools import cached_property
 from typing import Annotated, final
 
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
-from gossamer.core.schedule import Schedule, Shape
+from gossamer.core.schedule import Schedule
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges.as_one import Node
@@ -49,18 +47,14 @@ class Hierarchical(Wrapping):
     def __post_init__(self) -> None:
         require(self.near >= 1, f"hierarchical: near must be at least 1 step, got {self.near}")
         require(self.ranks >= 1, f"hierarchical: a group has at least 1 rank, got ranks={self.ranks}")
+        then = self.then.shape
         require(
-            not (
-                self.then.shape.averages_gradients
-                or self.then.shape.mixer
-                or self.then.shape.mixes
-                or self.then.shape.serves
-            ),
+            not (then.averages_gradients or then.mixer or then.mixes or then.serves),
             f"hierarchical: {self.then} averages at every step, or keeps state that an average inside a group would break; "
             "use local_sgd(...), slowmo(...) or another schedule of local steps",
         )
         require(
-            not self.then.shape.skips_steps,
+            not then.skips_steps,
             f"hierarchical: under {self.then} ranks of a group are at different steps within a round, and would wait for each "
             "other for ever; use the rounds without by_speed",
         )
@@ -70,10 +64,6 @@ class Hierarchical(Wrapping):
         because = "{controller} under {schedule}: averages inside a group change models, and the controller does not see that; drop it"
         return (*self.then.constraints, excludes("control", because=because))
 
-    @cached_property
-    def shape(self) -> Shape:
-        return replace(self.inherited, prelude=self.then.shape.prelude)
-
     @property
     def ranks_per_node(self) -> int:
         return max(self.ranks, super().ranks_per_node)
@@ -81,12 +71,6 @@ class Hierarchical(Wrapping):
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         nodes = [Node.of(first, size, self.ranks).ranks for first in range(0, size, self.ranks)]
         return tuple(dict.fromkeys([*(node for node in nodes if len(node) > 1), *super().groups(size)]))
-
-    def ends_round(self, step: int) -> bool:
-        return self.then.ends_round(step)
-
-    def is_synced(self, step: int) -> bool:
-        return self.then.is_synced(step)
 
     def step(self, loop: Loop) -> Program[None]:
         steps = self.then.step(loop)
@@ -98,10 +82,9 @@ class Hierarchical(Wrapping):
 
     def _meets(self, step: int) -> bool:
         """True if groups average after a step; False where a larger group or all ranks do."""
-        more = step % self.then.shape.period == 0 or self.then.is_synced(step)
-        return (
-            step % self.near == 0 and not more and not (isinstance(self.then, Hierarchical) and self.then._meets(step))
-        )
+        if step % self.near or step % self.then.shape.period == 0 or self.then.is_synced(step):
+            return False
+        return not (isinstance(self.then, Hierarchical) and self.then._meets(step))
 
     def _average_inside(self, loop: Loop) -> Program[None]:
         values, counts = loop.parameters(), self._counts(loop)

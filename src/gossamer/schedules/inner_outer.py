@@ -51,16 +51,10 @@ class InnerOuter(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=self.inner != 1)
+        return Shape(period=self.every, works_alone=self.inner != 1, syncs=True)
 
     def policy(self, key: str) -> Policy:
         return "equal" if key == "anchor" else "drop"
-
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def is_synced(self, step: int) -> bool:
-        return step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         if self.inner == 1:  # equal to local SGD, with its rounding

@@ -45,13 +45,10 @@ class LocalSGD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, prelude=self.warmup, outlasts="round")
+        return Shape(period=self.every, prelude=self.warmup, syncs=True, outlasts="round")
 
     def ends_round(self, step: int) -> bool:
         return step <= self.warmup or step % self.every == 0
-
-    def is_synced(self, step: int) -> bool:
-        return self.ends_round(step)
 
     def step(self, loop: Loop) -> Program[None]:
         rounds = SlowMo(1 if loop.step <= self.warmup else self.every, beta=0.0)

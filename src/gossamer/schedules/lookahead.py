@@ -43,13 +43,7 @@ class Lookahead(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
-
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def is_synced(self, step: int) -> bool:
-        return step % self.every == 0
+        return Shape(period=self.every, works_alone=True, syncs=True)
 
     def step(self, loop: Loop) -> Program[None]:
         if loop.ranks.size == 1 and self.alpha == 1:

@@ -61,26 +61,23 @@ class DelayedNesterov(NamedTuple):
     alpha: float
     share: float  # c
 
-    def take(self, place: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
+    def take(self, bucket: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
         """Move one bucket's anchor by the mean over `arrivals` of `size` ranks."""
-        state = place.states["schedule"]
+        state = bucket.states["schedule"]
         counted = arrivals_since(state)
         while arrivals:
             now = min(arrivals, max(size - counted, 1))  # after a loss more may be counted than there are ranks
             is_last = counted + now >= size
-            self._follow(place, mean, now, size, is_last)
+            self._follow(bucket, mean, now, size, is_last)
             arrivals, counted = arrivals - now, 0 if is_last else counted + now
         state["arrivals"] = torch.tensor(float(counted), dtype=torch.float64)
 
-    def _follow(self, place: BucketView, mean: Tensor, arrivals: int, size: int, is_last: bool) -> None:
+    def _follow(self, bucket: BucketView, mean: Tensor, arrivals: int, size: int, is_last: bool) -> None:
         """Move the anchor by arrivals between two moves of the velocity; `is_last` is True if they include the N-th."""
-        state, buffers = place.states["schedule"], place.layout.buffers
+        state, buffers = bucket.states["schedule"], bucket.layout.buffers
         step = torch.mul(mean, arrivals / size, out=buffers.like(mean))
-        arrived = (
-            torch.add(state["arrived"], step, out=buffers.like(mean))
-            if "arrived" in state
-            else buffers.like(mean).copy_(step)
-        )
+        room = buffers.like(mean)
+        arrived = torch.add(state["arrived"], step, out=room) if "arrived" in state else room.copy_(step)
         if self.share and "velocity" in state:
             step.add_(state["velocity"], alpha=self.share * self.beta * (arrivals - is_last))
         if is_last:

@@ -82,16 +82,14 @@ def numerators(loop: Loop, mixer: Mixer) -> list[Tensor]:
 
 def shares(loop: Loop, mixer: Mixer) -> list[Share]:
     """Return this rank's numerators and weights, including messages that have arrived but are not absorbed."""
-    return [*_shares(loop, mixer)]
-
-
-def _shares(loop: Loop, mixer: Mixer) -> Iterator[Share]:
+    out = list[Share]()
     for block, kept, wires in zip(loop.blocks(), loop.mixing, loop.messages.arrived(), strict=True):
         state: State = dict(kept)
         if wires:
             block, wires = mixer.heal(block, state, wires, _unheard)
             block = block.like(mixer.absorb(block, state, wires))
-        yield Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32)))
+        out.append(Share(mixer.numerator(block, state), state.get("w", torch.ones((), dtype=torch.float32))))
+    return out
 
 
 def _unheard(rank: int | None, fine: bool | Tensor) -> bool | Tensor:
@@ -118,8 +116,8 @@ def _absorb(loop: Loop, mixer: Mixer, arrived: Sequence[Sequence[Tensor]]) -> It
     """Absorb and write each bucket; yields its model if it lies in one tensor."""
     for i, wires in enumerate(arrived):
         one = loop.part([i])
-        (place,), (state,) = one.buckets, one.mixing
-        followed = mixer.follow(place.pieces, place.layout, state, wires)
+        (bucket,), (state,) = one.buckets, one.mixing
+        followed = mixer.follow(bucket.pieces, bucket.layout, state, wires)
         yield from [_write(one, mixer, one.blocks()[0], wires)] if followed is None else followed
 
 

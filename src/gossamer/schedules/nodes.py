@@ -8,10 +8,9 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Context, Mixer, Policy, ReduceResult
+from gossamer.core.contracts import Context, LosslessExchange, Mixer, Policy, ReduceResult
 from gossamer.core.contracts.mixer import Report
 from gossamer.core.groups import within
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.exchanges import AllReduced

@@ -83,9 +83,6 @@ class NoLoCo(Schedule):
     def policy(self, key: str) -> Policy:
         return "mean" if key in ("anchor", "velocity") else "equal"
 
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
         yield OptimizerStep()

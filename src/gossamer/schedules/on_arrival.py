@@ -90,11 +90,7 @@ class OnArrival(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         if loop.ranks.rank == _server(loop.ranks.size):
-            return [
-                Share(
-                    loop.live["server"].model() if loop.live else self._kept(loop), torch.ones((), dtype=torch.float32)
-                )
-            ]
+            return Share.each([loop.live["server"].model() if loop.live else self._kept(loop)])
         return [Share(torch.zeros_like(x), torch.zeros((), dtype=torch.float32)) for x in loop.parameters()]
 
     def begin(self, loop: Loop) -> Program[None]:

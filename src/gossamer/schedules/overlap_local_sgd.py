@@ -71,7 +71,8 @@ class OverlapLocalSGD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=self.alpha < 1 or self.beta > 0, outlasts="flights")
+        syncs, alone = self.delay == 0 and self.alpha == 1, self.alpha < 1 or self.beta > 0
+        return Shape(period=self.every, syncs=syncs, works_alone=alone, outlasts="flights")
 
     @property
     def follows_rate(self) -> bool:
@@ -79,9 +80,6 @@ class OverlapLocalSGD(Schedule):
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
-
-    def is_synced(self, step: int) -> bool:
-        return self.delay == 0 and self.alpha == 1 and step % self.every == 0
 
     def step(self, loop: Loop) -> Program[None]:
         remember_anchor(loop, loop.parameters)
@@ -108,8 +106,8 @@ class OverlapLocalSGD(Schedule):
     def _land(self, loop: Loop) -> Program[bool]:
         """Wait for the average and move the anchor; returns False, and leaves it, if the average was not finite."""
         means = yield from loop.averages.wait()
-        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
-            state = place.states["schedule"]
+        for bucket, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
+            state = bucket.states["schedule"]
             velocity = slow_velocity(state, mean.neg_(), lr, self.beta, self.by_lr)
-            state["anchor"] = torch.add(state["anchor"], velocity, out=place.layout.buffers.like(velocity))
+            state["anchor"] = torch.add(state["anchor"], velocity, out=bucket.layout.buffers.like(velocity))
         return means is not None

@@ -88,9 +88,6 @@ class Pairwise(Schedule):
             "rank to rank, uncompressed; use 'allreduce(fp32()) + {schedule}', or gossip(choco()) to compress",
         )
 
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
-
     def fits(self, binding: Binding) -> None:
         super().fits(binding)
         if binding.size > 1:
@@ -99,27 +96,27 @@ class Pairwise(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share]:
         """Return the models plus the moves that have arrived and are not added yet."""
-        desk: PairServer = loop.live.get("desk") or self._desk(loop)
-        return [Share(model, torch.ones((), dtype=torch.float32)) for model in desk.models()]
+        server: PairServer = loop.live.get("server") or self._server(loop)
+        return Share.each(server.models())
 
     def begin(self, loop: Loop) -> Program[None]:
-        if loop.ranks.size > 1 and "desk" not in loop.live:
-            loop.live["desk"] = desk = self._desk(loop)
-            yield from desk.open()
+        if loop.ranks.size > 1 and "server" not in loop.live:
+            loop.live["server"] = server = self._server(loop)
+            yield from server.open()
 
     def step(self, loop: Loop) -> Program[None]:
         yield from self.begin(loop)  # if the forward hook did not run
         yield OptimizerStep()
-        desk: PairServer = loop.live["desk"]
-        if desk.serves:
-            yield from desk.take()
+        server: PairServer = loop.live["server"]
+        if server.serves:
+            yield from server.take()
             return
         if loop.messages.has_come():
-            desk.land((yield from loop.messages.collect()))
-            if desk.asked is not None:
-                loop.record.aged(loop.step - desk.asked)
+            server.land((yield from loop.messages.collect()))
+            if server.asked is not None:
+                loop.record.aged(loop.step - server.asked)
         if loop.step % self.every == 0 and not loop.messages.has_posted():
-            desk.asked = loop.step
+            server.asked = loop.step
             for i in range(len(loop.buckets)):
                 yield from loop.part([i]).messages.post(partial(self._meet, index=i))
 
@@ -136,10 +133,10 @@ class Pairwise(Schedule):
     def leave(self, loop: Loop) -> Program[None]:
         """Send a shutdown message, if this rank asks; a rank that answers goes on until it has one from each neighbour."""
         yield from self.begin(loop)
-        desk: PairServer = loop.live["desk"]
-        if not desk.serves:
+        server: PairServer = loop.live["server"]
+        if not server.serves:
             yield from start(
-                pair_server.send_shutdown(desk.near, loop.buckets[0].device), "goodbye", lane=self.shape.lane
+                pair_server.send_shutdown(server.near, loop.buckets[0].device), "goodbye", lane=self.shape.lane
             )
 
     def _tell(self, loop: Loop, mine: bool) -> Program[bool]:
@@ -147,7 +144,7 @@ class Pairwise(Schedule):
         flag = torch.tensor([float(mine)], device=loop.buckets[0].device, dtype=torch.float32)
         return bool((yield from all_reduce(flag, "max")))
 
-    def _desk(self, loop: Loop) -> PairServer:
+    def _server(self, loop: Loop) -> PairServer:
         asking, _ = sides(self.topology, loop.ranks.size)
         return PairServer(
             loop, self._near(loop.ranks.rank, loop.ranks.size), loop.ranks.rank not in asking, self.shape.lane

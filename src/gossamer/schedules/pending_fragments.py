@@ -62,8 +62,8 @@ class PendingFragment:
     def moved(self) -> list[Tensor]:
         """Return anchor minus "start", bucket by bucket."""
         out = list[Tensor]()
-        for place, state in zip(self.loop.buckets, self.loop.states):
-            room = place.layout.buffers.like(state["start"])
+        for bucket, state in zip(self.loop.buckets, self.loop.states):
+            room = bucket.layout.buffers.like(state["start"])
             out.append(torch.sub(state["anchor"], state["start"], out=room))
         return out
 

@@ -58,7 +58,7 @@ class PostLocal(Wrapping):
 
     @cached_property
     def shape(self) -> Shape:
-        return replace(self.inherited, prelude=max(self.steps, self.then.shape.prelude))
+        return replace(super().shape, prelude=max(self.steps, self.then.shape.prelude))
 
     def averages(self, step: int) -> bool:
         return step <= self.steps

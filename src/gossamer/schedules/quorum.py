@@ -143,21 +143,18 @@ class Quorum:
 
     def _settle(self, round: QuorumStep) -> Program[StepResult]:
         """Close a step and average its gradients; `told` has all numbers that the host reads, in one tensor."""
-        loop, (place,) = self.loop, self.loop.buckets
-        carried, context, meter = (
-            PendingState(place.states["exchange"]),
-            loop.ranks.context(round.step),
-            loop.averages.error_meter(round.step),
-        )
+        loop, (bucket,) = self.loop, self.loop.buckets
+        carried, context = PendingState(bucket.states["exchange"]), loop.ranks.context(round.step)
+        meter = loop.averages.error_meter(round.step)
         accepted = yield from self._wait_for_enough(round.step)
         round.closed = True
         block, numbers = self._given(round, accepted)
-        result = yield from place.exchange.average(block, carried, context)
+        result = yield from bucket.exchange.average(block, carried, context)
         # All use the learning rates of the first accepted rank, because the schedulers of late ranks lag.
         rates = yield from all_reduce(numbers.clone() if loop.ranks.rank == accepted[0] else torch.zeros_like(numbers))
         mean = result.mean if len(accepted) == loop.ranks.size else result.mean.mul_(loop.ranks.size / len(accepted))
         if meter is not None and round.offer is not None and loop.ranks.rank in accepted:
-            meter(Bucket(round.offer.gradient, place.layout), result.add_sent)
+            meter(Bucket(round.offer.gradient, bucket.layout), result.add_sent)
         largest = peak(mean)
         carried.commit_if(largest.isfinite())
         follows = yield from self._wait(QuorumStep(round.step + 1))
@@ -178,13 +175,15 @@ class Quorum:
 
     def _given(self, round: QuorumStep, accepted: tuple[int, ...]) -> tuple[Bucket, Tensor]:
         """Return this rank's input to the mean, and its rates: zeros if this rank was not accepted."""
-        (place,) = self.loop.buckets
+        (bucket,) = self.loop.buckets
         mine = round.offer if self.loop.ranks.rank in accepted else None
         if mine is None:
-            nothing = place.empty()
-            return Bucket(nothing, place.layout), nothing.new_zeros(len(self.loop.optimizer.rates), dtype=torch.float64)
+            nothing = bucket.empty()
+            return Bucket(nothing, bucket.layout), nothing.new_zeros(
+                len(self.loop.optimizer.rates), dtype=torch.float64
+            )
         mine.ready.precedes()  # the comm thread started earlier
-        return Bucket(mine.gradient, place.layout), copied_to(mine.rates, mine.gradient.device)
+        return Bucket(mine.gradient, bucket.layout), copied_to(mine.rates, mine.gradient.device)
 
     @property
     def _waiting(self) -> PendingStep:

@@ -112,22 +112,26 @@ class QuorumRounds(Schedule, Elastic):
             0 <= self.momentum < 1, f"quorum_rounds: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual"
         )
         require(self.rate > 0, f"quorum_rounds: rate must be positive, got {self.rate}; 0 would freeze the model")
+        if self.delayed is not None:
+            self._check_delayed(self.delayed)
+
+    def _check_delayed(self, delayed: float) -> None:
         require(
-            self.delayed is None or 0 <= self.delayed <= 1,
-            f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {self.delayed}; 0 is usual",
+            0 <= delayed <= 1,
+            f"quorum_rounds: delayed must lie between 0 and 1 divided by the number of ranks, got {delayed}; 0 is usual",
         )
         require(
-            self.delayed is None or self.least in (1, self.every),
-            f"quorum_rounds: delayed={self.delayed} with least={self.least}: a rank answers after {self.every} steps of its own; leave "
+            self.least in (1, self.every),
+            f"quorum_rounds: delayed={delayed} with least={self.least}: a rank answers after {self.every} steps of its own; leave "
             "least out",
         )
         require(
-            self.delayed is None or self.fragments == 1,
-            f"quorum_rounds: delayed={self.delayed} with {self.fragments} fragments: it counts arrivals of whole models; leave fragments out",
+            self.fragments == 1,
+            f"quorum_rounds: delayed={delayed} with {self.fragments} fragments: it counts arrivals of whole models; leave fragments out",
         )
         require(
-            self.delayed is None or self.late == "keep",
-            f"quorum_rounds: delayed={self.delayed} with late='drop': a rank that misses rounds would never answer; leave late out",
+            self.late == "keep",
+            f"quorum_rounds: delayed={delayed} with late='drop': a rank that misses rounds would never answer; leave late out",
         )
 
     @property
@@ -169,9 +173,6 @@ class QuorumRounds(Schedule, Elastic):
 
     def policy(self, key: str) -> Policy:
         return "equal" if key in (*EQUAL, "lr", "round", "arrivals") else "drop"
-
-    def ends_round(self, step: int) -> bool:
-        return step % self.every == 0
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
         of = pieces.balanced(shapes, self.fragments)
@@ -234,24 +235,24 @@ class QuorumRounds(Schedule, Elastic):
 
     def _rule(self) -> ClosingRule:
         return ClosingRule(
-            self.slot,
-            self.quorum,
-            self.least if self.delayed is None else self.every,
-            self.overlap,
-            self.grace,
-            self.late == "keep",
-            partial(_weight, self.weigh),
-            Merge(self.merge == "radial", self.plain),
-            self._follow,
-            self.delayed is not None,
+            slot=self.slot,
+            quorum=self.quorum,
+            least=self.least if self.delayed is None else self.every,
+            overlap=self.overlap,
+            grace=self.grace,
+            keeps=self.late == "keep",
+            weigh=partial(_weight, self.weigh),
+            merge=Merge(self.merge == "radial", self.plain),
+            follow=self._follow,
+            by_arrival=self.delayed is not None,
         )
 
-    def _follow(self, place: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
+    def _follow(self, bucket: BucketView, mean: Tensor, arrivals: int, size: int) -> None:
         """Move a bucket's anchor by the mean over `arrivals` of `size` ranks."""
         if self.delayed is None:
-            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(place, mean, 1.0)
+            OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True).take(bucket, mean, 1.0)
         else:
-            DelayedNesterov(self.momentum, self.rate, self.delayed).take(place, mean, arrivals, size)
+            DelayedNesterov(self.momentum, self.rate, self.delayed).take(bucket, mean, arrivals, size)
 
 
 def _meets_others(loop: Loop) -> bool:

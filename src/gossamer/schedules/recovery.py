@@ -33,29 +33,29 @@ def agree(
     parts: Sequence[Loop], round: int, step: int, members: Sequence[int], leaving: dict[str, Any]
 ) -> Program[FurthestProgress]:
     """Exchange the progress of all ranks; the first rank that is furthest ahead sends its state to the others."""
-    places = [place for part in parts for place in part.buckets]
+    buckets = [bucket for part in parts for bucket in part.buckets]
     said: dict[str, Any] = {
         "round": round,
         "step": step,
         "members": list(members),
-        "holds": [_held(place) for place in places],
+        "holds": [_held(bucket) for bucket in buckets],
         "leaving": leaving,
     }
-    said["arrivals"] = arrivals_since(places[0].states["schedule"])
+    said["arrivals"] = arrivals_since(buckets[0].states["schedule"])
     said["untrained"] = _described(parts[0].untrained)
-    wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(places[0].device)
+    wire = torch.frombuffer(bytearray(json.dumps(said).encode()), dtype=torch.uint8).to(buckets[0].device)
     answers = yield from all_gather_ragged(wire, LONGEST)
-    everyone = [_read(answer, rank, len(places)) for rank, answer in enumerate(answers)]
+    everyone = [_read(answer, rank, len(buckets)) for rank, answer in enumerate(answers)]
     rounds = [int(told["round"]) for told in everyone]
     giver = rounds.index(max(rounds))
     given, states = everyone[giver], list[State]()
     takers = [rank for rank, number in enumerate(rounds) if number < rounds[giver]]
     mine = parts[0].ranks.rank
-    for place, holds in zip(places, given["holds"]):
+    for bucket, holds in zip(buckets, given["holds"]):
         if mine == giver:
-            yield from _give(place, holds, takers)
+            yield from _give(bucket, holds, takers)
         elif mine in takers:
-            states.append((yield from _take(place, holds, giver)))
+            states.append((yield from _take(bucket, holds, giver)))
             if "arrived" in holds:
                 states[-1]["arrivals"] = torch.tensor(float(given["arrivals"]), dtype=torch.float64)
     yield from _give_untrained(parts[0], everyone, giver)
@@ -64,19 +64,19 @@ def agree(
     )
 
 
-def _give(place: BucketView, holds: Sequence[str], takers: Sequence[int]) -> Program[None]:
+def _give(bucket: BucketView, holds: Sequence[str], takers: Sequence[int]) -> Program[None]:
     """Send this rank's state to each of those that are behind. Neither this rank nor the others wait for it to arrive."""
     for key in holds if takers else ():
-        wire = place.states["schedule"][key].view(torch.uint8).clone()
+        wire = bucket.states["schedule"][key].view(torch.uint8).clone()
         for rank in takers:
             yield from send(rank, wire)
 
 
-def _take(place: BucketView, holds: Sequence[str], giver: int) -> Program[State]:
+def _take(bucket: BucketView, holds: Sequence[str], giver: int) -> Program[State]:
     """Receive the state of the rank that is furthest ahead."""
     out: State = {}
     for key in holds:
-        like = place.empty()
+        like = bucket.empty()
         wire = yield from receive(giver, like.numel() * like.element_size())
         out[key] = wire.clone().view(like.dtype)
     if "velocity" in out:
@@ -109,8 +109,8 @@ def _described(untrained: UntrainedTensors | None) -> dict[str, int]:
     return {n: hash_of(t) for n, t in untrained.tensors().items()} if untrained is not None else {}
 
 
-def _held(place: BucketView) -> list[str]:
-    return [key for key in EQUAL if key in place.states["schedule"]]
+def _held(bucket: BucketView) -> list[str]:
+    return [key for key in EQUAL if key in bucket.states["schedule"]]
 
 
 def _read(wire: Tensor, rank: int, blocks: int) -> dict[str, Any]:

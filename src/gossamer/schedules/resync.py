@@ -1,19 +1,16 @@
 """Average gradients at every step, and models now and then, since a memory may let models differ."""
 
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, final
-
-import torch
+from typing import Annotated, Literal, final
 
 from gossamer.codecs import FP32
 from gossamer.core.binding import Binding
-from gossamer.core.constraints import Constraint, requires, those
+from gossamer.core.constraints import Constraint, requires
 from gossamer.core.errors import AttachError
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
-from gossamer.core.schedule import Resyncing, Schedule, Shape, Share
+from gossamer.core.schedule import Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program
 from gossamer.exchanges import AllReduced
 
@@ -22,7 +19,7 @@ _DENSE = AllReduced(FP32())
 
 @final
 @part("resync", sample="resync(3)")
-class Resync(Schedule, Resyncing):
+class Resync(Schedule):
     """Averages gradients at every step, and models every `every` steps, densely, without codec and memory.
 
     `sync="average"` sets x_i = mean x_j. 1/N of each residual is in this mean already, and the residual is still sent later.
@@ -57,10 +54,6 @@ class Resync(Schedule, Resyncing):
         require(self.every >= 1, f"resync: every must be at least 1 step, got {self.every}; the authors take 500")
 
     @property
-    def traits(self) -> frozenset[str]:
-        return super().traits | those(resyncs=True)
-
-    @property
     def constraints(self) -> tuple[Constraint, ...]:
         if self.sync == "average":
             return ()
@@ -72,13 +65,10 @@ class Resync(Schedule, Resyncing):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, averages_gradients=True, works_alone=True)
-
-    def resyncs(self, step: int) -> bool:
-        return step % self.every == 0
+        return Shape(period=self.every, averages_gradients=True, resyncs=True, works_alone=True)
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
-        return [Share(x, torch.ones((), dtype=torch.float32)) for x in loop.parameters()]
+        return Share.each(loop.parameters())
 
     def step(self, loop: Loop) -> Program[None]:
         yield from loop.averages.wait_gradients()
@@ -99,17 +89,10 @@ class Resync(Schedule, Resyncing):
             yield from loop.optimizer.average()
 
     def fits(self, binding: Binding) -> None:
-        if self.sync == "average":
-            return
-        for optimizer in binding.optimizers:
-            if not all(_is_plain_sgd(group) for group in optimizer.param_groups):
-                raise AttachError(
-                    f"{self} with {type(optimizer).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "
-                    "without momentum and weight decay; use that, or sync='average'"
-                )
-
-
-def _is_plain_sgd(group: Mapping[str, Any]) -> bool:
-    """True if a parameter group is that of torch.optim.SGD without momentum, weight decay and maximize."""
-    sgd = {"momentum", "dampening", "nesterov"} <= group.keys() and "eps" not in group
-    return sgd and not group["momentum"] and not group.get("weight_decay") and not group.get("maximize")
+        not_plain = "momentum", "weight_decay", "maximize"
+        other = binding.other_than_sgd(lambda group: not any(group.get(key) for key in not_plain))
+        if self.sync == "flush" and other is not None:
+            raise AttachError(
+                f"{self} with {type(other).__name__}: a flush is exact only for x - lr g, which is torch.optim.SGD "
+                "without momentum and weight decay; use that, or sync='average'"
+            )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, PendingState, State
-from gossamer.core.contracts import Context, ReduceResult
-from gossamer.core.loop import BucketView, Loop
+from gossamer.core.contracts import Context, ReduceResult, Sender
+from gossamer.core.loop import BucketView, ErrorMeter, Loop
 from gossamer.core.stream_events import StreamMark, copied_to
 from gossamer.core.verbs import Handle, Program, all_reduce, now, start, take_ticket, wait_quorum
 from gossamer.kernels.finite import peak
@@ -144,14 +144,17 @@ class RoundCloser:
         total, merge = weights.sum(), self._rule.merge
         share = weights[part.ranks.rank].mul(part.ranks.size).div(total)
         means, drafts, peaks = list[Tensor](), list[PendingState](), list[Tensor]()
-        for i, place in enumerate(part.buckets):
-            flat = place.empty()
+        context = part.ranks.context(step)
+        meter = None if offer is None else part.averages.error_meter(step)
+        for i, bucket in enumerate(part.buckets):
+            flat = bucket.empty()
             if offer is not None:
-                flat = merge.given(offer.moved[i], place.layout).mul_(share.to(flat.dtype))
-            kept = PendingState(place.states["memory"] if offer is not None else State())
-            carried = PendingState(place.states["exchange"])
-            mean = yield from self._send(part, place, flat, kept, carried, step, offer is not None)
-            means.append(merge.made(mean, place.layout, lengths[i].div(total)))
+                flat = merge.given(offer.moved[i], bucket.layout).mul_(share.to(flat.dtype))
+            kept = PendingState(bucket.states["memory"] if offer is not None else State())
+            carried = PendingState(bucket.states["exchange"])
+            block = Bucket(flat, bucket.layout)
+            mean = yield from bucket.memory.around(block, kept, _through(bucket, carried, meter), context)
+            means.append(merge.made(mean, bucket.layout, lengths[i].div(total)))
             peaks.append(peak(means[-1]).double().view(1))
             drafts += [kept, carried] if offer is not None else [carried]
         largest = torch.cat([*peaks, weights.count_nonzero().double().view(1)])
@@ -159,25 +162,13 @@ class RoundCloser:
             draft.commit_if(largest.isfinite().all())
         return means, largest
 
-    def _send(
-        self, part: Loop, place: BucketView, flat: Tensor, kept: State, carried: State, step: int, measures: bool
-    ) -> Program[Tensor]:
-        def send(block: Bucket, context: Context) -> Program[ReduceResult]:
-            result = yield from place.exchange.average(block, carried, context)
-            meter = part.averages.error_meter(step) if measures else None
-            if meter is not None:
-                meter(block, result.add_sent)
-            return result
-
-        return (yield from place.memory.around(Bucket(flat, place.layout), kept, send, part.ranks.context(step)))
-
     def _tell(self, part: Loop, offer: Contribution | None) -> Program[tuple[Tensor, list[Tensor]]]:
         """Exchange the weights of all ranks; returns them, and the weighted sums of the norms that the merge needs."""
         device, size = part.buckets[0].device, part.ranks.size
         mine, weight = torch.zeros(size, dtype=torch.float64), 0.0 if offer is None else offer.weight
         mine[part.ranks.rank] = weight
-        moved = offer.moved if offer is not None else [place.empty() for place in part.buckets]
-        lengths = [self._rule.merge.lengths(m, place.layout) for m, place in zip(moved, part.buckets)]
+        moved = offer.moved if offer is not None else [bucket.empty() for bucket in part.buckets]
+        lengths = [self._rule.merge.lengths(m, bucket.layout) for m, bucket in zip(moved, part.buckets)]
         summed = yield from all_reduce(torch.cat([copied_to(mine, device), *(n.mul(weight) for n in lengths)]))
         weights, *sums = summed.split([size, *(n.numel() for n in lengths)])
         return weights, sums
@@ -195,3 +186,15 @@ class RoundCloser:
 
     def _part(self, round: QuorumRound) -> Loop:
         return self._parts[(round.number - 1) % len(self._parts)]
+
+
+def _through(bucket: BucketView, carried: State, meter: ErrorMeter | None) -> Sender:
+    """The bucket's exchange, for its memory to send through."""
+
+    def send(block: Bucket, context: Context) -> Program[ReduceResult]:
+        result = yield from bucket.exchange.average(block, carried, context)
+        if meter is not None:
+            meter(block, result.add_sent)
+        return result
+
+    return send

@@ -26,9 +26,9 @@ class OuterStep(NamedTuple):
     by_lr: bool = True
     nesterov: bool = False
 
-    def take(self, place: BucketView, moved: Tensor, lr: float) -> None:
+    def take(self, bucket: BucketView, moved: Tensor, lr: float) -> None:
         """Move one bucket's anchor; `moved` is overwritten."""
-        self.follow(place.states["schedule"], place.layout, moved, lr)
+        self.follow(bucket.states["schedule"], bucket.layout, moved, lr)
 
     def follow(self, state: State, layout: Layout, moved: Tensor, lr: float) -> None:
         """Move the anchor in `state`; `moved` is overwritten."""

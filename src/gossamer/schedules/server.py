@@ -47,10 +47,10 @@ class Server:
 
     def __init__(self, loop: Loop, by_staleness: bool, lane: str) -> None:
         self._loop, self._by_staleness, self._lane = loop, by_staleness, lane
-        (place,), (state,) = loop.buckets, loop.mixing
+        (bucket,), (state,) = loop.buckets, loop.mixing
         if "x" not in state:
-            state["x"] = place.read()
-        self._layout, self._lock, self._done = place.layout, Lock(), StreamMark(place.device)
+            state["x"] = bucket.read()
+        self._layout, self._lock, self._done = bucket.layout, Lock(), StreamMark(bucket.device)
         self._handle: Handle[Any] | None = None
 
     def open(self) -> Program[None]:

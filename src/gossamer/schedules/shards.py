@@ -14,9 +14,8 @@ from torch import Tensor
 from gossamer.codecs import FP32
 from gossamer.core.bucket import Bucket, Chunks, Layout, PendingState, State
 from gossamer.core.constraints import excludes, requires
-from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.contracts import Context, LosslessExchange, ReduceResult
 from gossamer.core.loop import BucketView, Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.verbs import Program
 from gossamer.core.wire import take
 from gossamer.exchanges.scatter import to_all, to_owners
@@ -113,41 +112,32 @@ def remember(loop: Loop, held: Callable[[], Sequence[Tensor]]) -> None:
     """Set the anchor to a rank's chunk of the first step's model; for parameters added later, when they are added."""
     if all("anchor" in state for state in loop.states):
         return
-    for place, x in zip(loop.buckets, held()):
-        own = _own(x, loop, place).clone()  # a view would keep the whole model in memory
-        place.states["schedule"].setdefault("anchor", own)
+    for bucket, x in zip(loop.buckets, held()):
+        own = own_chunk(x, loop, bucket).clone()  # a view would keep the whole model in memory
+        bucket.states["schedule"].setdefault("anchor", own)
 
 
-def add_own(model: Tensor, shard: Tensor, times: float, loop: Loop, place: BucketView) -> None:
-    """Add `times` this rank's shard to its chunk of a model."""
-    _own(model, loop, place).add_(shard, alpha=times)
-
-
-def _own(model: Tensor, loop: Loop, place: BucketView) -> Tensor:
-    return Bucket(model, place.layout).chunks(loop.ranks.size)[loop.ranks.rank].flat
+def own_chunk(model: Tensor, loop: Loop, bucket: BucketView) -> Tensor:
+    """The chunk of a bucket that this rank owns."""
+    return Bucket(model, bucket.layout).chunks(loop.ranks.size)[loop.ranks.rank].flat
 
 
 def close_round(loop: Loop, held: Sequence[Tensor], step: OuterStep, alike: bool) -> Program[bool]:
     """Write the next anchor to the parameters; the last one, and return False, if the mean is not finite."""
-    owners = _owners(loop, step)
+    owners, averages = _owners(loop, step), loop.averages
     over = _ByOwners(alike, owners)
-    if alike:
-        anchors = yield from loop.averages.local(held, over)
+    means = (yield from averages.local(held, over)) if alike else (yield from averages.of(held, over))
+    if means is None:
+        loop.assign((yield from averages.local(loop.parameters(), _ByOwners(True, _owners(loop, None)))))
     else:
-        anchors = yield from loop.averages.of(held, over)
-    if anchors is not None:
         for owner in owners.values():
             owner.draft.commit()
-    loop.assign(anchors or (yield from _as_it_was(loop)))
+        loop.assign(means)
     for state in loop.mixing:
         state.clear()
-    return anchors is not None
-
-
-def _as_it_was(loop: Loop) -> Program[list[Tensor]]:
-    return (yield from loop.averages.local(loop.parameters(), _ByOwners(True, _owners(loop, None))))
+    return means is not None
 
 
 def _owners(loop: Loop, step: OuterStep | None) -> dict[Layout, Owner]:
     rates = zip(loop.buckets, loop.optimizer.lrs)
-    return {place.layout: Owner(place.states["schedule"], step, rate) for place, rate in rates}
+    return {bucket.layout: Owner(bucket.states["schedule"], step, rate) for bucket, rate in rates}

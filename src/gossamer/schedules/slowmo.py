@@ -108,22 +108,27 @@ class SlowMo(Schedule, BetweenNodes):
             f"slowmo: a round of {self.every} steps is not a multiple of the period of {self.inner}, {self.base.shape.period} steps; "
             f"use every={self.base.shape.period * -(-self.every // self.base.shape.period)}",
         )
+        if not self.average:
+            self._check_without_average()
         require(
-            self.average or self.base.shape.mixer is not None,
+            self.guard is None or (self.average and self.inner is None and not self.sharded),
+            f"slowmo: guard={self.guard} weighs ranks by their own differences after local steps; leave inner, average and sharded out",
+        )
+
+    def _check_without_average(self) -> None:
+        mixer = self.base.shape.mixer
+        require(
+            mixer is not None,
             "slowmo: average=False without a mixer: ranks would never meet; use inner=push_sum() or gossip(...)",
         )
         require(
-            self.average or self.base.shape.mixer is None or not self.base.shape.mixer.begins,
+            mixer is None or not mixer.begins,
             f"slowmo: average=False over {self.inner}: compressed gossip mixes slower than its graph says, so it is "
             "not known if models stay close; use push_sum() or symmetric(), or leave average as it is",
         )
         require(
-            self.average or not self.sharded,
+            not self.sharded,
             "slowmo: sharded=True with average=False: every rank needs its own whole anchor; leave one of them out",
-        )
-        require(
-            self.guard is None or (self.average and self.inner is None and not self.sharded),
-            f"slowmo: guard={self.guard} weighs ranks by their own differences after local steps; leave inner, average and sharded out",
         )
 
     @property
@@ -136,20 +141,15 @@ class SlowMo(Schedule, BetweenNodes):
     @cached_property
     def shape(self) -> Shape:
         base, moves = self.base.shape, self.beta > 0 or self.alpha != 1 or self.buffers == "reset"
-        plain = (
-            self.inner is None
-            and self.average
-            and not self.sharded
-            and self.guard is None
-            and self.buffers != "average"
-        )
+        plain = self.inner is None and self.guard is None and self.average and not self.sharded
         return replace(
             base,
             period=self.every,
+            syncs=self.average,
             works_alone=moves or base.works_alone,
             mixes=False,
             nests=False,
-            outlasts="round" if plain else "",
+            outlasts="round" if plain and self.buffers != "average" else "",
         )
 
     # -- properties of the base, and of the rounds ---------------------------------------------------------------------
@@ -199,7 +199,8 @@ class SlowMo(Schedule, BetweenNodes):
         yield from self.base.ready(loop, index, flat)
 
     def step(self, loop: Loop) -> Program[None]:
-        self._remember(loop)
+        remember = shards.remember if self.sharded and loop.ranks.size > 1 else remember_anchor
+        remember(loop, lambda: self._held(loop))
         base = self._base_of(loop)
         steps = base.step(loop)
         yield from until_optimizer_step(steps)
@@ -221,17 +222,13 @@ class SlowMo(Schedule, BetweenNodes):
         alone = loop.ranks.size == 1 and not self.base.shape.averages_gradients
         return LocalSteps() if alone else self.base
 
-    def _remember(self, loop: Loop) -> None:
-        remember = shards.remember if self.sharded and loop.ranks.size > 1 else remember_anchor
-        remember(loop, lambda: self._held(loop))
-
     def _close_round(self, loop: Loop) -> Program[bool]:
         """Take the outer step; returns False, with all ranks back at the anchor, if the average is not finite."""
         if self.sharded and loop.ranks.size > 1:
             return (yield from shards.close_round(loop, self._held(loop), self._outer, self.base.is_synced(loop.step)))
         means = yield from self._moved(loop)
-        for place, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
-            self._outer.take(place, mean, lr)
+        for bucket, mean, lr in zip(loop.buckets, means or [], loop.optimizer.lrs):
+            self._outer.take(bucket, mean, lr)
         return_to_anchor(loop)
         return means is not None
 

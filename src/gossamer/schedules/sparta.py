@@ -8,9 +8,8 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import Constraint, those
-from gossamer.core.contracts import Context, ReduceResult
+from gossamer.core.contracts import Context, LosslessExchange, ReduceResult
 from gossamer.core.loop import Loop
-from gossamer.core.lossless import LosslessExchange
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.schedule import Schedule, Shape
@@ -58,7 +57,7 @@ class SPARTA(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(mixes=self.cycle > 1, counts_alike=True, nests=True)
+        return Shape(syncs=self.cycle == 1, mixes=self.cycle > 1, counts_alike=True, nests=True)
 
     @property
     def traits(self) -> frozenset[str]:
@@ -71,9 +70,6 @@ class SPARTA(Schedule):
             "elements of all parameters are averaged; drop the {rules}",
             "rank to rank, element by element and exactly; use 'allreduce(fp32()) + {schedule}'",
         )
-
-    def is_synced(self, step: int) -> bool:
-        return self.cycle == 1
 
     def step(self, loop: Loop) -> Program[None]:
         yield OptimizerStep()

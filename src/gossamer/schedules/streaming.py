@@ -85,9 +85,6 @@ class Streaming(Schedule):
             f"streaming: a rate of {self.rate} with mixing={self.mixing} and momentum={self.momentum} diverges; the rate must "
             f"be below {self.stable:.3g}",
         )
-        self._check_fragments()
-
-    def _check_fragments(self) -> None:
         count = len(self.fragments) if isinstance(self.fragments, tuple) else self.fragments
         if count is not None:
             pieces.refuse_slots("streaming", self.fragments, count, self.every)
@@ -121,13 +118,11 @@ class Streaming(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True, outlasts="flights")
+        syncs = self._is_whole and self.delay == 0 and self.mixing == 0
+        return Shape(period=self.every, syncs=syncs, works_alone=True, outlasts="flights")
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, self.delay)
-
-    def is_synced(self, step: int) -> bool:
-        return self._is_whole and self.delay == 0 and self.mixing == 0 and step % self.every == 0
 
     def fragment_of(self, shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, int]:
         if isinstance(self.fragments, tuple):
@@ -161,8 +156,8 @@ class Streaming(Schedule):
         """Move the fragment's anchor, and the model towards it; all the way if the average was not finite."""
         means = yield from fragment.averages.wait()
         outer = OuterStep(self.momentum, self.rate, by_lr=False, nesterov=True)
-        for place, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
-            outer.take(place, mean, lr)
+        for bucket, mean, lr in zip(fragment.buckets, means or [], fragment.optimizer.lrs):
+            outer.take(bucket, mean, lr)
         if means is None or not self.mixing:
             return_to_anchor(fragment)
             return
@@ -172,5 +167,5 @@ class Streaming(Schedule):
 
 def fragments_of(loop: Loop) -> list[Loop]:
     """Return one loop per fragment of the model."""
-    numbers = [place.fragment for place in loop.buckets]
+    numbers = [bucket.fragment for bucket in loop.buckets]
     return [loop.part([i for i, n in enumerate(numbers) if n == p]) for p in range(max(numbers) + 1)]

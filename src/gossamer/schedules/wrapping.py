@@ -15,14 +15,12 @@ class Wrapping(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return self.inherited
-
-    @property
-    def inherited(self) -> Shape:
         """What it inherits of the other schedule's shape."""
         then = self.then.shape
         return Shape(
             period=then.period,
+            prelude=then.prelude,
+            syncs=then.syncs,
             skips_steps=then.skips_steps,
             works_alone=then.works_alone,
             counts_alike=then.counts_alike,
@@ -31,6 +29,12 @@ class Wrapping(Schedule):
     @property
     def follows_rate(self) -> bool:
         return self.then.follows_rate
+
+    def ends_round(self, step: int) -> bool:
+        return self.then.ends_round(step)
+
+    def is_synced(self, step: int) -> bool:
+        return self.then.is_synced(step)
 
     def policy(self, key: str) -> Policy:
         return self.then.policy(key)

@@ -1,6 +1,5 @@
 """The schedule of 0/1 Adam: which averages are exact, and when local steps are averaged."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, final
 
@@ -86,7 +85,10 @@ class ZeroOne(Schedule, CompressesSome):
     @cached_property
     def shape(self) -> Shape:
         return Shape(
-            period=self.clipper, prelude=self.freeze + self.scaler * (self.clipper - 1).bit_length(), works_alone=True
+            period=self.clipper,
+            prelude=self.freeze + self.scaler * (self.clipper - 1).bit_length(),
+            syncs=True,
+            works_alone=True,
         )
 
     @property
@@ -104,9 +106,6 @@ class ZeroOne(Schedule, CompressesSome):
             return True
         doublings = min((step - self.freeze - 1) // self.scaler, self.clipper.bit_length())
         return step % min(2**doublings, self.clipper) == 0
-
-    def is_synced(self, step: int) -> bool:
-        return self.ends_round(step)
 
     def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
         yield from loop.averages.send(index, flat, None if self.is_compressed(loop.step) else _DENSE)
@@ -144,26 +143,25 @@ def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
 def _set_out(loop: Loop) -> None:
     """Set the anchor at the first local step, and drop the residuals, which are of gradients."""
     if not any("anchor" in s for s in loop.states):
-        for place in loop.buckets:
-            place.states["memory"].clear()
-            place.states["exchange"].clear()
+        for bucket in loop.buckets:
+            bucket.states["memory"].clear()
+            bucket.states["exchange"].clear()
     remember_anchor(loop, loop.parameters)
 
 
 def _meet(loop: Loop) -> Program[None]:
     update = loop.optimizer.update if isinstance(loop.optimizer.update, StepsApart) else None
     moves = differences(loop, loop.parameters()) if update is None else _gone(loop, update)
-    means: Sequence[Tensor] | None = moves
-    if loop.ranks.size > 1:
-        means = yield from loop.averages.of(moves)
-    starts = [s["anchor"] for s in loop.states]
-    if means is not None and update is None:
-        starts = [torch.sub(a, d, out=d) for a, d in zip(starts, means, strict=True)]
-    elif means is not None and update is not None:
+    means = (yield from loop.averages.of(moves)) if loop.ranks.size > 1 else moves
+    if means is None:  # not finite: all go on from the last common model
+        starts = [s["anchor"] for s in loop.states]
+        if update is not None:
+            for state in loop.optimizer.update_states:
+                update.forget(state)
+    elif update is None:
+        starts = [torch.sub(s["anchor"], d, out=d) for s, d in zip(loop.states, means, strict=True)]
+    else:
         starts = [_met(update, *known) for known in zip(loop.states, loop.optimizer.update_states, means, strict=True)]
-    elif update is not None:
-        for state in loop.optimizer.update_states:
-            update.forget(state)
     for state, x in zip(loop.states, starts, strict=True):
         state["anchor"] = x
         state.pop("rate")
@@ -173,7 +171,7 @@ def _meet(loop: Loop) -> Program[None]:
 
 def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
     gone = [update.gone(state) for state in loop.optimizer.update_states]
-    return [place.empty() if u is None else u for place, u in zip(loop.buckets, gone, strict=True)]
+    return [bucket.empty() if u is None else u for bucket, u in zip(loop.buckets, gone, strict=True)]
 
 
 def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:

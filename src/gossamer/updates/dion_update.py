@@ -72,9 +72,8 @@ class DionUpdate(Update):
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
         for _, given in gradient.tensors():
             if given.dim() > 1:
-                given.mul_(
-                    1 - self.momentum
-                )  # so that it is a running mean, as large as the vectors' gradients, for clipping
+                # So that it is a running mean, as large as the vectors' gradients, for clipping.
+                given.mul_(1 - self.momentum)
         return gradient.flat.add_(state["kept"], alpha=scale) if "kept" in state else gradient.flat
 
     def direction(self, mean: Bucket, model: Bucket, state: State, context: Context) -> Tensor:

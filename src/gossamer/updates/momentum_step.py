@@ -1,7 +1,7 @@
 """Shared code of updates that compute an adaptive optimizer's step: checks of the optimizer, moments, what is sent."""
 
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,14 +55,6 @@ def frozen(v: Tensor, eps: float) -> Tensor:
     return v.sqrt().add_(eps).masked_fill_(v == 0, inf)
 
 
-def travels(gradient: Bucket, state: State, beta: float, scale: float) -> Tensor:
-    """What a rank sends: g before the freeze, then b m + (1 - b) g, written over g; zero where v was 0 at the freeze."""
-    if "divisor" not in state:
-        return gradient.flat
-    momentum = gradient.flat.mul_(1 - beta).add_(state["m"], alpha=beta * scale)
-    return momentum.masked_fill_(state["still"], 0.0)
-
-
 def corrected(moment: Tensor, beta: float, steps: int) -> Tensor:
     """The running mean with Adam's bias correction, as a new tensor."""
     return moment / (1 - beta**steps)
@@ -87,15 +79,17 @@ def moments(mean: Bucket, state: State, betas: tuple[float, float], corrects_bia
 class MomentumStep(Update):
     """An update that computes the whole step; after the freeze ranks send its momentum instead of the gradient."""
 
+    is_step: ClassVar[bool] = True
+
     beta1: float
 
     @property
     def sends_momentum(self) -> bool:
         return True
 
-    @property
-    def is_step(self) -> bool:
-        return True
-
     def sent(self, gradient: Bucket, state: State, scale: float) -> Tensor:
-        return travels(gradient, state, self.beta1, scale)
+        """g before the freeze, then b m + (1 - b) g, written over g; zero where v was 0 at the freeze."""
+        if "divisor" not in state:
+            return gradient.flat
+        momentum = gradient.flat.mul_(1 - self.beta1).add_(state["m"], alpha=self.beta1 * scale)
+        return momentum.masked_fill_(state["still"], 0.0)

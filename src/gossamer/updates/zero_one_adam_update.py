@@ -1,7 +1,7 @@
 """0/1 Adam's update: Adam with a second moment updated by exact means only, and frozen during local steps."""
 
 from math import inf
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class ZeroOneAdamUpdate(StepsApart):
     Paper: Lu, Li, Zhang, De Sa, He, Maximizing Communication Efficiency for Large-scale Training via 0/1 Adam, ICLR 2023.
     """
 
+    is_step: ClassVar[bool] = True
+
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -53,10 +55,6 @@ class ZeroOneAdamUpdate(StepsApart):
         for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
             require(0 < beta < 1, f"zero_one_adam_update: {name} must lie between 0 and 1, got {beta}")
         require(self.eps > 0, f"zero_one_adam_update: eps must be positive, got {self.eps}; 1e-8 is usual")
-
-    @property
-    def is_step(self) -> bool:
-        return True
 
     def policy(self, key: str) -> Policy:
         return "mean" if key in ("m", "gone") else "equal"

@@ -17,7 +17,6 @@ from gossamer.core.verbs import (
     AllReduce,
     AllToAll,
     Among,
-    LazyWire,
     Program,
     Send,
     Start,
@@ -25,6 +24,7 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
 )
+from gossamer.core.wire import LazyWire
 
 
 @dataclass

@@ -1,10 +1,9 @@
 """The contract of each kind of part. Every contract ends with its law, which `tests/laws` checks."""
 
 from gossamer.core.contracts.codec import AsItsCodec, Biased, Codec, Levelled, LinearCodec
-from gossamer.core.contracts.context import Context, ReduceResult
+from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
 from gossamer.core.contracts.controller import Controller, Facts, ParamGroup
-from gossamer.core.contracts.entries import Policy, Unit
-from gossamer.core.contracts.exchange import CodecExchange, Exchange
+from gossamer.core.contracts.exchange import CodecExchange, Exchange, LosslessExchange
 from gossamer.core.contracts.memory import ARREARS, UNBALANCED, Memory, Sender
 from gossamer.core.contracts.mixer import Mixer
 from gossamer.core.contracts.times import CandidateCost, RankTimes, TimesDue
@@ -25,6 +24,7 @@ __all__ = [
     "Facts",
     "Levelled",
     "LinearCodec",
+    "LosslessExchange",
     "Memory",
     "Mixer",
     "ParamGroup",

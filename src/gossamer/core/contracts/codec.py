@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Chunks, Layout, State
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy, ReduceResult
 from gossamer.core.contracts.lossy import Lossy
 from gossamer.core.verbs import Program
 
@@ -22,26 +21,6 @@ class _Encoding(Lossy):
     @abstractmethod
     def omega(self, layout: Layout) -> float:
         """E|decode - x|^2 <= omega |x|^2 for an unbiased codec; inf for a biased one."""
-
-    @property
-    def needs_feedback(self) -> bool:
-        """True if training need not converge without error feedback around this codec."""
-        return not self.unbiased
-
-    @property
-    def contracts(self) -> bool:
-        """True if E|x - decode|^2 < |x|^2, so that error feedback around it is stable."""
-        return True
-
-    @property
-    def bounds_residual(self) -> bool:
-        """True if the residual of error feedback around it stays bounded, although it does not contract."""
-        return False
-
-    @property
-    @abstractmethod
-    def bucket_mb(self) -> float:
-        """The default size of a bucket in megabytes, found by measurement."""
 
 
 class Biased(_Encoding):
@@ -163,15 +142,6 @@ class LinearCodec(_Encoding):
     Law: the mean is bit-equal on all ranks; permuting the ranks changes it by rounding only; the sent part of each rank's input,
     averaged over ranks, is the mean.
     """
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
-    @property
-    def sum_rounding(self) -> float:
-        """The relative rounding error of each addition in the reduction, which no memory keeps."""
-        return 0.0
 
     def policy(self, key: str) -> Policy:
         return "mean"

@@ -30,13 +30,11 @@ class Facts(NamedTuple):
     sums: Sequence[Tensor] = ()  # for each bucket, the result of `local` summed over all ranks, in double precision
     loss: float | None = None  # mean loss of this step over the ranks that reported it, if the controller `hears_loss`
     groups: Sequence[ParamGroup] = ()  # the optimizer's groups, in its order; empty: all parameters have one rate
-    over_shards: Callable[[Sequence[float]], list[float]] | None = (
-        None  # sums numbers of shards; None: blocks are whole
-    )
+    # Sums numbers of shards; None: blocks are whole.
+    over_shards: Callable[[Sequence[float]], list[float]] | None = None
     times: Sequence[RankTimes] = ()  # of all ranks, at the steps at which `due` asks for them
-    finite: bool = (
-        True  # only a controller that `hears_times` is asked where the means are not; it is given no blocks then
-    )
+    # Only a controller that `hears_times` is asked where the means are not finite; it is given no blocks then.
+    finite: bool = True
     size: int = 1  # ranks
     tell: Callable[[str], object] = str  # says a decision in words: on all ranks in the ledger, once
 

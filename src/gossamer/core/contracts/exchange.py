@@ -3,11 +3,10 @@
 from abc import abstractmethod
 from typing import ClassVar
 
-from gossamer.core.bucket import Bucket, Layout, State
+from gossamer.core.bucket import Bucket, Layout, State, entry_name
 from gossamer.core.constraints import Constraint, requires, those
 from gossamer.core.contracts.codec import AsItsCodec
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy, Unit
+from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
 from gossamer.core.contracts.lossy import Lossy
 from gossamer.core.verbs import Program
 
@@ -43,27 +42,9 @@ class Exchange(Lossy):
         return (requires("mends bias", "bias allowed", because=because),)
 
     @property
-    @abstractmethod
-    def needs_feedback(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def contracts(self) -> bool: ...
-
-    @property
-    def bounds_residual(self) -> bool:
-        """True if the residual of error feedback around it stays bounded, although it does not contract."""
-        return False
-
-    @property
     def owes(self) -> bool:
         """True if it keeps a residual that only itself can apply, and no memory can take over."""
         return False
-
-    @property
-    def sum_rounding(self) -> float:
-        """The relative rounding error of each addition in the reduction, which no memory keeps."""
-        return 0.0
 
     @property
     def encodes_mean(self) -> bool:
@@ -74,11 +55,6 @@ class Exchange(Lossy):
     def adds_up(self) -> bool:
         """True if it sends only all-reduced sums, which may be formed group by group."""
         return False
-
-    @property
-    def bucket_mb(self) -> float:
-        """The default size of a bucket in megabytes, found by measurement."""
-        return 25.0
 
     def least_blocks(self, size: int) -> int:
         """The minimum number of buckets for a model among `size` ranks, if they are of some megabytes and the recipe does
@@ -98,6 +74,10 @@ class Exchange(Lossy):
     def unit(self, key: str) -> Unit:
         return "none"
 
+    def owned(self, state: State) -> list[str]:
+        """The keys of the entries that chunk owners keep."""
+        return [key for key in state if self.policy(entry_name(key)) == "owner"]
+
     @abstractmethod
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]: ...
 
@@ -107,3 +87,14 @@ class CodecExchange(AsItsCodec, Exchange):
 
     def omega(self, layout: Layout, size: int) -> float:
         return self.codec.omega(layout)  # a bound for each rank also bounds their sum
+
+
+class LosslessExchange(Exchange):
+    """An exchange that sends numbers uncompressed, without a codec."""
+
+    @property
+    def unbiased(self) -> bool:
+        return True
+
+    def omega(self, layout: Layout, size: int) -> float:
+        return 0.0

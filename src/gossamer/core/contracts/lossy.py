@@ -13,6 +13,21 @@ class Lossy(Part):
     def unbiased(self) -> bool: ...
 
     @property
+    def needs_feedback(self) -> bool:
+        """True if training need not converge without error feedback around it."""
+        return not self.unbiased
+
+    @property
+    def contracts(self) -> bool:
+        """True if E|x - sent|^2 < |x|^2, so that error feedback around it is stable."""
+        return True
+
+    @property
+    def bounds_residual(self) -> bool:
+        """True if the residual of error feedback around it stays bounded, although it does not contract."""
+        return False
+
+    @property
     def exact(self) -> bool:
         """True if nothing is lost."""
         return False
@@ -41,3 +56,13 @@ class Lossy(Part):
     def whole(self) -> bool:
         """True if it needs all parameters in one bucket (a global top-k)."""
         return False
+
+    @property
+    def sum_rounding(self) -> float:
+        """The relative rounding error of each addition in the reduction, which no memory keeps."""
+        return 0.0
+
+    @property
+    def bucket_mb(self) -> float:
+        """The default size of a bucket in megabytes, found by measurement."""
+        return 25.0

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import those
-from gossamer.core.contracts.context import Context, ReduceResult
-from gossamer.core.contracts.entries import Policy, Unit
+from gossamer.core.contracts.context import Context, Policy, ReduceResult, Unit
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 
@@ -37,15 +36,12 @@ class Memory(Part):
     """
 
     kind: ClassVar[str] = "memory"
+    hands_on: ClassVar[bool] = False  # `around` returns the exchange's mean unchanged
+    owes: ClassVar[bool] = False  # it keeps a residual: input values that were not sent yet
 
     @property
     def traits(self) -> frozenset[str]:
         return super().traits | those(memory=True, parts_models=self.parts_models)
-
-    @property
-    def hands_on(self) -> bool:
-        """True if `around` returns the exchange's mean unchanged."""
-        return False
 
     @property
     def begins(self) -> bool:
@@ -61,11 +57,6 @@ class Memory(Part):
     def gain(self) -> float:
         """The total gain on a constant mean: above 1 if the memory has momentum."""
         return 1.0
-
-    @property
-    def owes(self) -> bool:
-        """True if it keeps a residual: input values that were not sent yet."""
-        return False
 
     def policy(self, key: str) -> Policy:
         return "mean"

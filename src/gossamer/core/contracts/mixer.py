@@ -7,8 +7,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts.context import Context
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy
 from gossamer.core.parts import Part
 from gossamer.core.verbs import Program
 
@@ -35,6 +34,8 @@ class Mixer(Part):
     """
 
     kind: ClassVar[str] = "mixer"
+    # It remembers nothing of its peers, so that it can begin anew from equal models at any time.
+    forgets: ClassVar[bool] = False
 
     @property
     def begins(self) -> bool:
@@ -45,11 +46,6 @@ class Mixer(Part):
     def prelude(self) -> int:
         """The number of rounds before its peers repeat."""
         return 0
-
-    @property
-    def forgets(self) -> bool:
-        """True if it can begin anew from equal models at any time: it remembers nothing of its peers."""
-        return False
 
     def policy(self, key: str) -> Policy:
         return "drop"

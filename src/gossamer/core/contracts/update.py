@@ -7,8 +7,7 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import Constraint, excludes, requires, those
-from gossamer.core.contracts.context import Context
-from gossamer.core.contracts.entries import Policy
+from gossamer.core.contracts.context import Context, Policy
 from gossamer.core.parts import Part
 
 _ONE_MOMENTUM = (
@@ -40,6 +39,9 @@ class Update(Part):
     """
 
     kind: ClassVar[str] = "update"
+    # Its directions are whole steps of an adaptive optimizer: one of Adam's family then takes them as they are, times its rate,
+    # and with its weight decay, decoupled.
+    is_step: ClassVar[bool] = False
 
     @property
     def traits(self) -> frozenset[str]:
@@ -54,13 +56,6 @@ class Update(Part):
     @property
     def sends_momentum(self) -> bool:
         """True if it sends a momentum in place of the gradient; then no other part may have one."""
-        return False
-
-    @property
-    def is_step(self) -> bool:
-        """True if its directions are whole steps of an adaptive optimizer: one of Adam's family then takes them as they are,
-        times its rate, and with its weight decay, decoupled.
-        """
         return False
 
     def policy(self, key: str) -> Policy:

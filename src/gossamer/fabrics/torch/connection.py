@@ -10,18 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    LazyWire,
-    Read,
-    Receive,
-    ReduceOp,
-    Send,
-    Verb,
-    receive_order,
-)
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send, Verb
+from gossamer.core.wire import LazyWire, Read, receive_order
 
 OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 

@@ -20,7 +20,6 @@ from gossamer.core.verbs import (
     Compute,
     Handle,
     Join,
-    LazyWire,
     Now,
     OptimizerStep,
     Program,
@@ -32,6 +31,7 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
 )
+from gossamer.core.wire import LazyWire
 from gossamer.costs.crossing import Traffic, traffic
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, poll

@@ -14,18 +14,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.memory_pool import MemoryPool
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    LazyWire,
-    Read,
-    Receive,
-    ReduceOp,
-    Send,
-    receive_order,
-    send_order,
-)
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send
+from gossamer.core.wire import LazyWire, Read, receive_order, send_order
 from gossamer.fabrics.torch.connection import OPS, Crossing, made, read_all
 
 _AT_ONCE = timedelta(milliseconds=1)

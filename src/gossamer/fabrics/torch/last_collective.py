@@ -23,12 +23,12 @@ from gossamer.core.verbs import (
     Compute,
     Now,
     Program,
-    Read,
     Shared,
     Verb,
     all_gather,
     all_reduce,
 )
+from gossamer.core.wire import Read
 from gossamer.fabrics.torch.comm_thread import Task
 
 NOTHING = -1  # in place of the generation, of a rank that has no earlier one

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, ReduceOp, Send, send_order
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send
+from gossamer.core.wire import LazyWire, Read, send_order
 from gossamer.fabrics.liveness.store import default_store
 from gossamer.fabrics.torch.connection import OPS, Crossing, made, read_all
 

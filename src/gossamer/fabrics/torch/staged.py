@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, LazyWire, Read, Receive, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send
+from gossamer.core.wire import LazyWire, Read
 from gossamer.fabrics.torch.connection import Crossing, made
 from gossamer.fabrics.torch.gloo import Gloo
 
