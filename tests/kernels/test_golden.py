@@ -59,7 +59,7 @@ def wires() -> dict[str, str]:
                 found[f"{name}{'' if key else '.nearest'}.{n}"] = torch.cat([tops.view(torch.uint8), codes])
         wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
         scales = kernels.sign_encode(x, bounds, 1, wire)
-        kernels.sign_accumulate(wire, bounds, scales, pending := x.clone(), -1.0)
+        kernels.sign_decode(wire, bounds, scales, pending := x.clone(), -1.0)
         scales = kernels.sign_encode(pending.add_(x), bounds, 1, wire)  # what the first message lost, and x again
         found[f"sign.{n}"] = torch.cat([wire, scales.view(torch.uint8)])
         inside = x[: n // 64 * 64]

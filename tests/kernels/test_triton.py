@@ -60,14 +60,14 @@ for n in LENGTHS:
         both(at_once)
         def decode():
             out, over = x.clone(), x.clone()
-            kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+            kernels.ternary_decode(wire, bounds, scales, out, 0.3)
             kernels.ternary_decode(wire, bounds, scales, over)
             return [out, over]
         both(decode)
         def signs():
             wire, out, over = x.new_zeros(kernels.sign_bytes(n), dtype=torch.uint8), x.clone(), x.clone()
             said = kernels.sign_encode(x, bounds, 1, wire)
-            kernels.sign_accumulate(wire, bounds, said, out, 0.1)
+            kernels.sign_decode(wire, bounds, said, out, 0.1)
             kernels.sign_decode(wire, bounds, said, over)
             return [wire, said, out, over]
         both(signs)
@@ -86,7 +86,7 @@ for n in LENGTHS:
         both(written)
         def said():
             out, over = x.clone(), x.clone()
-            kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+            kernels.small_decode(wire, form, bucket, tops, out, 0.7)
             kernels.small_decode(wire, form, bucket, tops, over)
             return [out, over]
         both(said)
@@ -101,7 +101,7 @@ for n in LENGTHS:
         words = torch.tensor([KEY[0] - 2**32, KEY[1]], dtype=torch.int32, device=device)
         def said():
             out, over = inside.clone(), inside.clone()
-            kernels.eden_accumulate(wire, Rotation(bits, block), words, scales, out, 0.7)
+            kernels.eden_decode(wire, Rotation(bits, block), words, scales, out, 0.7)
             kernels.eden_decode(wire, Rotation(bits, block), words, scales, over)
             return [out, over]
         both(said)
@@ -117,7 +117,7 @@ for n in LENGTHS:
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         def decode():
             out, over = x.clone(), x.clone()
-            kernels.quantise_accumulate(codes, bits, bucket, norms, out, 0.7)
+            kernels.quantise_decode(codes, bits, bucket, norms, out, 0.7)
             kernels.quantise_decode(codes, bits, bucket, norms, over)
             return [out, over]
         both(decode)
@@ -137,7 +137,7 @@ for bad in (float("nan"), float("inf")):
     def spoilt():
         tops, out = x.new_zeros(2), x.clone()
         kernels.small_encode(x, E4M3, any_top(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
-        kernels.small_accumulate(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out)
+        kernels.small_decode(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out, 1.0)
         return [tops, out.isnan()]
     both(spoilt)
     near(lambda: kernels.absmax_and_rms(x, (0, 2, 5, 6)))

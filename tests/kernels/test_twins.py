@@ -73,12 +73,12 @@ def test_to_decode_is_to_add_to_zeros(backend):
     norms = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.5, 3.0])
     with kernels.using(backend):
         added = torch.zeros(n)
-        kernels.ternary_accumulate(wire[: kernels.ternary_bytes(n)], bounds, scales, added)
+        kernels.ternary_decode(wire[: kernels.ternary_bytes(n)], bounds, scales, added, 1.0)
         decoded = anew(lambda out: kernels.ternary_decode(wire[: kernels.ternary_bytes(n)], bounds, scales, out), n)
         assert torch.equal(added.view(torch.int32), decoded)
         for bits in range(1, 9):
             codes, added = wire[: kernels.quantise_bytes(n, bits)], torch.zeros(n)
-            kernels.quantise_accumulate(codes, bits, 512, norms, added)
+            kernels.quantise_decode(codes, bits, 512, norms, added, 1.0)
             decoded = anew(lambda out, c=codes, b=bits: kernels.quantise_decode(c, b, 512, norms, out), n)
             assert torch.equal(added.view(torch.int32), decoded)
 
@@ -120,7 +120,7 @@ def test_ternary(n, parts, seed):
 
     def decode():
         out = start.clone()
-        kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+        kernels.ternary_decode(wire, bounds, scales, out, 0.3)
         return [out]
 
     both(decode)
@@ -140,7 +140,7 @@ def test_ternary(n, parts, seed):
     both(at_once)
     (levels,) = both(lambda: [kernels.ternary_levels(x, bounds, scales, key, 1)])
     out = torch.zeros(n)
-    kernels.ternary_accumulate(wire, bounds, scales, out)
+    kernels.ternary_decode(wire, bounds, scales, out, 1.0)
     lengths = torch.tensor(bounds).diff()
     assert torch.equal(out, levels * scales.repeat_interleave(lengths))
     both(lambda: [kernels.ternary_levels(x, bounds, scales, key, 1 + seed % 127)])
@@ -171,13 +171,13 @@ def test_quantise(n, bits, bucket, seed):
 
     def decode():
         out = start.clone()
-        kernels.quantise_accumulate(wire, bits, bucket, norms, out, 0.7)
+        kernels.quantise_decode(wire, bits, bucket, norms, out, 0.7)
         return [out]
 
     both(decode)
     both(lambda: [anew(lambda out: kernels.quantise_decode(wire, bits, bucket, norms, out), n)])
     out = torch.zeros(n)
-    kernels.quantise_accumulate(wire, bits, bucket, norms, out)
+    kernels.quantise_decode(wire, bits, bucket, norms, out, 1.0)
     top = max(2 ** (bits - 1) - 1, 1)
     spacing = norms.repeat_interleave(bucket)[:n] * (2 if bits == 1 else 1) / top
     assert bool(((out - x).abs() <= spacing * (1 + 1e-6)).all())
@@ -231,10 +231,10 @@ def test_small_numbers(n, compiled, steps, bucket, seed):
 
     def decode():
         out, over = start.clone(), torch.full((n,), float("nan"))
-        kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+        kernels.small_decode(wire, form, bucket, tops, out, 0.7)
         kernels.small_decode(wire, form, bucket, tops, over)
         added = torch.zeros(n)
-        kernels.small_accumulate(wire, form, bucket, tops, added)
+        kernels.small_decode(wire, form, bucket, tops, added, 1.0)
         assert torch.equal(over.view(torch.int32), added.view(torch.int32))
         return [out, over]
 
@@ -252,7 +252,7 @@ def test_signs(n, parts, seed):
             wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
             scales = kernels.sign_encode(values(n, seed), bounds, power, wire)
             kernels.sign_decode(wire, bounds, scales, out := torch.empty(n))
-            kernels.sign_accumulate(wire, bounds, scales, added := values(n, seed + 9), 0.25)
+            kernels.sign_decode(wire, bounds, scales, added := values(n, seed + 9), 0.25)
             results += [wire, scales, added, out]
         return results
 
@@ -471,7 +471,7 @@ def test_quantise_each(sizes, bits, bucket, seed):
     one = values(sizes[0], seed + 1)
     for row in same:
         norms, codes = row[: heads[0]].clone().view(torch.float32), row[heads[0] : widths[0]]
-        kernels.quantise_accumulate(codes, bits, bucket, norms, one)
+        kernels.quantise_decode(codes, bits, bucket, norms, one, 1.0)
     assert torch.equal(out, one)
 
 

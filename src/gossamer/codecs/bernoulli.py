@@ -5,6 +5,7 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
+from gossamer.codecs.base import Unbiased
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
@@ -15,7 +16,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("bernoulli", sample="bernoulli(bucket=4)")
-class Bernoulli(Codec):
+class Bernoulli(Unbiased, Codec):
     """Keep each element of a bucket with probability |x_k| / |x|_p, and decode it as sign(x_k) |x|_p.
 
     Unbiased; E|Q(x) - x|^2 = |x|_1 |x|_p - |x|^2 per bucket of d elements, at most d - 1 times |x|^2 for the sum norm (p = 1)
@@ -46,10 +47,6 @@ class Bernoulli(Codec):
 
     def __post_init__(self) -> None:
         require(self.bucket >= 1, f"bernoulli: bucket must be at least 1, got {self.bucket}")
-
-    @property
-    def unbiased(self) -> bool:
-        return True
 
     @property
     def contracts(self) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import Unbiased
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part
@@ -21,7 +22,7 @@ def _read(name: str, wire: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor
 
 @final
 @part("fp32")
-class FP32(Codec, LinearCodec):
+class FP32(Unbiased, Codec, LinearCodec):
     """Full precision: float32, or float64 for a double-precision model.
 
     Use: on fast links, as the baseline, and in a rule for small or sensitive parameters.
@@ -35,10 +36,6 @@ class FP32(Codec, LinearCodec):
     >>> FP32().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))).numel()
     8
     """
-
-    @property
-    def unbiased(self) -> bool:
-        return True
 
     @property
     def exact(self) -> bool:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.casts import FP32
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Context, LinearCodec, ReduceResult
 from gossamer.core.errors import AttachError
-from gossamer.core.parts import part, require
+from gossamer.core.parts import Part, part, require
 from gossamer.core.rng import Key
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
@@ -59,15 +60,7 @@ class CountSketch(Biased, LinearCodec):
         require(
             0 < self.ratio <= 1, f"count_sketch: ratio must lie in (0, 1], got {self.ratio}; 0.002 sends one in 500"
         )
-        odd = 1 <= self.rows < 100 and self.rows % 2 == 1
-        require(
-            odd,
-            f"count_sketch: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual",
-        )
-        require(
-            self.columns is None or self.columns >= 1,
-            f"count_sketch: columns must be at least 1, got {self.columns}; leave it out for two cells a candidate",
-        )
+        require_table(self.name, self.rows, self.columns, "two cells a candidate")
         require(
             self.candidates >= 1,
             f"count_sketch: candidates must be at least 1, got {self.candidates}; 4 to 16 are usual",
@@ -82,12 +75,7 @@ class CountSketch(Biased, LinearCodec):
         return 100.0  # the more elements share a table, the fewer are found where nothing is
 
     def fits(self, binding: Binding) -> None:
-        longest = max((layout.numel for layout in binding.layouts), default=0)
-        if self.columns is not None and longest and self.rows * self.columns >= longest:
-            raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
-            )
+        refuse_long_table(self, self.rows * (self.columns or 0), binding)
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         if self._is_plain(layout):
@@ -96,7 +84,7 @@ class CountSketch(Biased, LinearCodec):
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if self._is_plain(block.layout):
-            return (yield from _as_it_is(block, context))
+            return (yield from FP32().average(block, state, context))
         key = context.rng.shared_key(f"{block.name}/count_sketch")
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
         table = yield from all_reduce(mine)
@@ -140,14 +128,22 @@ class CountSketch(Biased, LinearCodec):
         return self.rows * self._columns(layout) + self._asked(layout) >= layout.numel
 
 
-def _as_it_is(block: Bucket, context: Context) -> Program[ReduceResult]:
-    own = block.flat.clone()
-    total = yield from all_reduce(own.clone())
+def require_table(name: str, rows: int, columns: int | None, usual: str) -> None:
+    """Refuse a table that no bucket can have; `usual` is what it has without `columns`."""
+    odd = 1 <= rows < 100 and rows % 2 == 1
+    require(odd, f"{name}: rows must be odd (for the median) and below 100, got {rows}; 5 is usual")
+    fits = columns is None or columns >= 1
+    require(fits, f"{name}: columns must be at least 1, got {columns}; leave it out for {usual}")
 
-    def add_sent(into: Tensor, weight: float) -> None:
-        into.add_(own, alpha=weight)
 
-    return ReduceResult(torch.div(total, context.size, out=block.for_mean()), add_sent)
+def refuse_long_table(part: Part, cells: int, binding: Binding) -> None:
+    """Refuse a table of so many cells if no bucket of the model is longer."""
+    longest = max((layout.numel for layout in binding.layouts), default=0)
+    if longest and cells >= longest:
+        raise AttachError(
+            f"{part}: a sketch of {cells:,} cells is no shorter than the longest bucket of this model, which has {longest:,} "
+            "elements; use fewer columns, or leave columns out to follow the bucket's length"
+        )
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:

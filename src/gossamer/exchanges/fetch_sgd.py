@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.count_sketch import refuse_long_table, require_table
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import those
 from gossamer.core.contracts import Context, Exchange, Policy, ReduceResult, Unit
-from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.rng import CounterRng, Key
 from gossamer.core.verbs import Program, all_reduce
@@ -54,12 +54,7 @@ class FetchSGD(Exchange):
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"fetch_sgd: ratio must lie in (0, 1], got {self.ratio}; 0.002 takes one in 500")
-        odd = 1 <= self.rows < 100 and self.rows % 2 == 1
-        require(odd, f"fetch_sgd: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual")
-        require(
-            self.columns is None or self.columns >= 1,
-            f"fetch_sgd: columns must be at least 1, got {self.columns}; leave it out for five cells of each row an element",
-        )
+        require_table(self.name, self.rows, self.columns, "five cells of each row an element")
         require(0 <= self.momentum < 1, f"fetch_sgd: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
 
     @property
@@ -97,12 +92,7 @@ class FetchSGD(Exchange):
 
     def fits(self, binding: Binding) -> None:
         binding.refuse_momentum(self, self.momentum)
-        longest = max((layout.numel for layout in binding.layouts), default=0)
-        if self.columns is not None and longest and self.rows * self.columns >= longest:
-            raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
-            )
+        refuse_long_table(self, self.rows * (self.columns or 0), binding)
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         n, key = block.numel, self._key(block, context)

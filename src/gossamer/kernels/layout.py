@@ -82,11 +82,6 @@ def plane_bytes(n: int, bits: int) -> int:
     return full * 64 * bits + sum(-(-tail * width // 8) for width in planes(bits))
 
 
-def ternary_bytes(n: int) -> int:
-    """Bytes of n trits: ceil(n / 5)."""
-    return -(-n // TRITS)
-
-
 def levels_of(bits: int) -> int:
     """Largest level s of a `bits`-bit code: 2 ** (bits - 1) - 1, and 1 for the two points of a one-bit code."""
     return max((1 << (bits - 1)) - 1, 1)

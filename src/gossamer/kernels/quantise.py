@@ -53,17 +53,19 @@ def quantise(x: Tensor, bits: int, bucket: int, key: Key, norms: Tensor, out: Te
     _encode(x, bits, bucket, norms, key, True, out)
 
 
-def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * norm / s * (code - s), in place; a bucket whose norm is not finite becomes NaN throughout.
+def quantise_decode(
+    wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float | None = None
+) -> None:
+    """out = norm / s * (code - s); with a weight out += weight times that. A bucket whose norm is not finite becomes NaN.
 
-    Reads bits / 8 + 4 and writes 4 bytes per element.
+    Without a weight it is to the bit what is added to zeros, without a pass that writes them. Reads bits / 8, with a weight 4
+    more, and writes 4 bytes per element.
     """
-    _read(wire, bits, bucket, norms, out, weight, False)
-
-
-def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    """out = norm / s * (code - s): to the bit what `quantise_accumulate` adds to zeros, without a pass that writes them."""
-    _read(wire, bits, bucket, norms, out, 1.0, True)
+    require_vector("out", out)
+    require_count("norms", norms, _buckets(out.numel(), bucket))
+    require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
+    factor = 1.0 if weight is None else weight
+    twin("quantise", "read", out.device)(wire, bits, bucket, _said(bits, norms), factor, out, weight is None)
 
 
 def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
@@ -94,7 +96,7 @@ def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys:
 
 
 def quantise_accumulate_each(rows: Tensor, bits: int, bucket: int, out: Tensor) -> None:
-    """`quantise_accumulate` of every row, norms and codes as `quantise_each` writes them, in their order and with weight 1."""
+    """`quantise_decode` with weight 1 of every row, in their order: norms and codes as `quantise_each` writes them."""
     require_vector("out", out)
     heads = 4 * _buckets(out.numel(), bucket)
     end = heads + quantise_bytes(out.numel(), bits)
@@ -123,13 +125,6 @@ def _encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure:
     require_count("norms", norms, _buckets(x.numel(), bucket))
     require_length(f"quantise {bits} bits", out, quantise_bytes(x.numel(), bits))
     twin("quantise", "encode", x.device)(x, bits, bucket, norms, key, measure, out)
-
-
-def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:
-    require_vector("out", out)
-    require_count("norms", norms, _buckets(out.numel(), bucket))
-    require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
-    twin("quantise", "read", out.device)(wire, bits, bucket, _said(bits, norms), weight, out, anew)
 
 
 def _said(bits: int, norms: Tensor) -> Tensor:

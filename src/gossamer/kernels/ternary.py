@@ -8,9 +8,12 @@ from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.layout import Bounds, require_count, require_length, require_vector, ternary_bytes
+from gossamer.kernels.layout import TRITS, Bounds, require_count, require_length, require_vector
 
-__all__ = ["ternary", "ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
+
+def ternary_bytes(n: int) -> int:
+    """Bytes of n trits: ceil(n / 5)."""
+    return -(-n // TRITS)
 
 
 def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
@@ -44,30 +47,23 @@ def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int
     return twin("ternary", "levels", x.device)(x, bounds, layout.gains(scales, top), key, top)
 
 
-def ternary_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * scale * trit, in place; a segment whose scale is not finite becomes NaN throughout.
+def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """out = scale * trit; with a weight out += weight times that. A segment whose scale is not finite becomes NaN.
 
-    Reads 1/5 + 4 and writes 4 bytes per element.
+    Without a weight it is to the bit what is added to zeros, without a pass that writes them. Reads 1/5, with a weight 4 more,
+    and writes 4 bytes per element.
     """
-    _read(wire, bounds, scales, out, weight, False)
-
-
-def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> None:
-    """out = scale * trit: to the bit what `ternary_accumulate` adds to zeros, without a pass that writes them."""
-    _read(wire, bounds, scales, out, 1.0, True)
+    require_vector("out", out)
+    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
+    require_length("ternary", wire, ternary_bytes(out.numel()))
+    factor = 1.0 if weight is None else weight
+    twin("ternary", "read", out.device)(wire, bounds, scales, factor, out, weight is None)
 
 
 def _encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, out: Tensor) -> None:
     _require(x, bounds, scales)
     require_length("ternary", out, ternary_bytes(x.numel()))
     twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, out)
-
-
-def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
-    require_vector("out", out)
-    require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
-    require_length("ternary", wire, ternary_bytes(out.numel()))
-    twin("ternary", "read", out.device)(wire, bounds, scales, weight, out, anew)
 
 
 def _require(x: Tensor, bounds: Bounds, scales: Tensor) -> None:

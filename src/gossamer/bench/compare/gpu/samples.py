@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from inspect import isfunction, signature
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,11 @@ def cuts(n: int) -> Iterator[tuple[int, ...]]:
     yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
 
 
+def _both(anew: Calls, added: Calls) -> Calls:
+    """Decoding in place of what is there, and onto it with a weight."""
+    return lambda n: chain(anew(n), added(n))
+
+
 def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         yield values(n), bounds
@@ -84,6 +89,7 @@ def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
         if x.isfinite().all():
             wire = room[: kernels.levels_encode(x, levels, bucket, norms, key, room)]
             yield wire, levels, bucket, norms, values(n, 1)
+            yield wire, levels, bucket, norms, values(n, 1), 0.7
 
 
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -308,8 +314,7 @@ CALLS: dict[str, Calls] = {
     "absmax_and_std": _by_segment,
     "bucket_norms": _norms,
     "divide": _divided,
-    "eden_accumulate": _from_rotated,
-    "eden_decode": _decoded_rotated,
+    "eden_decode": _both(_decoded_rotated, _from_rotated),
     "eden_encode": _to_rotated,
     "follow": _followed,
     "index_decode": _from_gaps,
@@ -317,30 +322,25 @@ CALLS: dict[str, Calls] = {
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _counters,
-    "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,
     "levels_encode": _to_rice,
     "places_decode": _from_places,
     "places_encode": _to_places,
     "quantise": _by_magnitude,
-    "quantise_accumulate": _from_codes,
     "quantise_accumulate_each": _from_rows,
-    "quantise_decode": _decoded_codes,
+    "quantise_decode": _both(_decoded_codes, _from_codes),
     "quantise_each": _by_chunks,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
-    "small_accumulate": _from_small,
-    "small_decode": _decoded_small,
+    "small_decode": _both(_decoded_small, _from_small),
     "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
-    "sign_accumulate": _from_signs,
-    "sign_decode": _decoded_signs,
+    "sign_decode": _both(_decoded_signs, _from_signs),
     "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
     "ternary": _clipped_trits,
-    "ternary_accumulate": _from_trits,
-    "ternary_decode": _decoded_trits,
+    "ternary_decode": _both(_decoded_trits, _from_trits),
     "ternary_encode": _to_trits,
     "ternary_levels": _to_levels,
     "topk": _topk,
