@@ -20,6 +20,7 @@ from gossamer.kernels.cpu.vectors import LONG, WORD, Vectors
 
 Scratch = tuple[Floats, Floats, Words, Words, Floats]  # and place for a few limits
 
+
 def _step(count: int, down: bool) -> Callable[[Floats, int, int], None]:
     """Butterflies of `count` rows, `stride` apart, whose first begins at `at`."""
 

@@ -13,6 +13,8 @@ from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, inlined, kernel, wide
 from gossamer.kernels.layout import TINY
 
+Start = tuple[np.uint32, np.uint32]  # the first counter and the second key word
+
 
 @kernel
 def fraction(counter: np.uint32, k1: np.uint32) -> np.int32:
@@ -33,8 +35,7 @@ def word(counter: np.uint32, k1: np.uint32) -> np.uint32:
     return np.uint32(x ^ np.uint32(x >> np.uint32(14)))
 
 
-def start(key: Key) -> tuple[np.uint32, np.uint32]:
-    """The first counter and the second key word."""
+def start(key: Key) -> Start:
     return np.uint32(key[0] & 0xFFFFFFFF), np.uint32(key[1])
 
 
@@ -59,8 +60,7 @@ def round_codes(
     gain: np.float32,
     top: np.int32,
     base: np.int32,
-    start: np.uint32,
-    k1: np.uint32,
+    key: Start,
     out: Bytes,
     begin: int,
 ) -> None:
@@ -70,12 +70,12 @@ def round_codes(
     """
     wide()
     limit = np.float32(top)
-    counter = np.uint32(start + np.uint32(a))
+    counter = np.uint32(key[0] + np.uint32(a))
     for j in range(b - a):
         fixed = np.float32(x[np.uint64(a + j)] * gain)
         fixed = fixed if fixed < limit else limit
         fixed = fixed if fixed > -limit else -limit
-        random = fraction(np.uint32(counter + np.uint32(j)), k1)
+        random = fraction(np.uint32(counter + np.uint32(j)), key[1])
         out[np.uint64(begin + j)] = np.uint8(np.int32(np.int32(np.int32(fixed) + base) + random) >> np.int32(23))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, prefetch, reduction, wide
+from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, inlined, kernel, prefetch, reduction, wide
 from gossamer.kernels.layout import Bounds, edges
 
 _CHUNK = 2048
@@ -53,6 +53,30 @@ def top_bits(bits: Ints) -> np.int32:
         if magnitude > top:
             top = magnitude
     return top
+
+
+@kernel
+def top_between(bits: Ints, a: int, b: int) -> np.int32:
+    """The same of a range: a slice would count references."""
+    wide()
+    inlined()
+    top = np.int32(0)
+    for j in range(b - a):
+        magnitude = np.int32(bits[np.uint64(a + j)] & np.int32(0x7FFFFFFF))
+        top = magnitude if magnitude > top else top
+    return top
+
+
+@kernel
+def piece(edges: Longs, segment: int, begin: int, stop: int) -> tuple[int, int, int]:
+    """The segment of an element, and the part of it that lies in [begin, stop): (segment, begin, end).
+
+    The search starts at a segment that does not lie behind the element, such as that of the piece before.
+    """
+    inlined()
+    while edges[segment + 1] <= begin:
+        segment += 1
+    return segment, begin, min(stop, edges[segment + 1])
 
 
 @kernel
