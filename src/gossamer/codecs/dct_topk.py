@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.base import FewBytes
-from gossamer.codecs.tiles import Piece, check_side, largest, pieces, spread
+from gossamer.codecs.tiles import TiledParameter, check_side, largest, pieces, spread
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
@@ -71,5 +71,5 @@ class DCTTopK(Biased, FewBytes, Codec):
             kept = p.tiles.cosines(spread(places, mine, p.tiles.places), back=True)
             into[p.own].add_(p.tiles.together(kept).to(into.dtype), alpha=weight)
 
-    def _pieces(self, layout: Layout) -> tuple[Piece, ...]:
+    def _pieces(self, layout: Layout) -> tuple[TiledParameter, ...]:
         return pieces(layout.segments, self.keep, self.side, self.side)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.base import FewBytes
-from gossamer.codecs.tiles import Piece, check_side, largest, pieces, spread
+from gossamer.codecs.tiles import TiledParameter, check_side, largest, pieces, spread
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
@@ -97,14 +97,14 @@ class TileTopK(Biased, FewBytes, Codec):
             read = tiles.together(spread(places, values.view(tiles.total, -1), tiles.places))
             into[piece.own].add_(read.to(into.dtype), alpha=weight)
 
-    def _write_places(self, cut: Sequence[Piece], places: list[Tensor]) -> list[Tensor]:
+    def _write_places(self, cut: Sequence[TiledParameter], places: list[Tensor]) -> list[Tensor]:
         if self.places == "fixed":
             return [kernels.places_encode(where, p.tiles.places) for p, where in zip(cut, places, strict=True)]
         starts, end = _starts(cut, places[0].device)
         numbered = [(where + start).view(-1) for where, start in zip(places, starts, strict=True)]
         return [kernels.index_encode(torch.cat(numbered).int(), end)]
 
-    def _read_places(self, cut: Sequence[Piece], wire: Tensor) -> Iterator[Tensor]:
+    def _read_places(self, cut: Sequence[TiledParameter], wire: Tensor) -> Iterator[Tensor]:
         if self.places == "fixed":
             for p in cut:
                 coded, wire = wire[: p.place_bytes], wire[p.place_bytes :]
@@ -122,20 +122,20 @@ class TileTopK(Biased, FewBytes, Codec):
         cut = self._pieces(layout)
         return self._value_bytes(cut) + sum(p.place_bytes for p in cut)
 
-    def _value_bytes(self, cut: Sequence[Piece]) -> int:
+    def _value_bytes(self, cut: Sequence[TiledParameter]) -> int:
         return 4 * self._numbers(cut) + self._code_bytes(*cut)
 
-    def _numbers(self, cut: Sequence[Piece]) -> int:
+    def _numbers(self, cut: Sequence[TiledParameter]) -> int:
         return sum(BINS if self.bits == 2 else p.kept for p in cut)
 
-    def _code_bytes(self, *cut: Piece) -> int:
+    def _code_bytes(self, *cut: TiledParameter) -> int:
         return sum((p.kept + 3) // 4 for p in cut) if self.bits == 2 else 0
 
-    def _pieces(self, layout: Layout) -> tuple[Piece, ...]:
+    def _pieces(self, layout: Layout) -> tuple[TiledParameter, ...]:
         return pieces(layout.segments, self.keep, self.side, self.side**2)
 
 
-def _starts(cut: Sequence[Piece], device: torch.device) -> tuple[list[Tensor], int]:
+def _starts(cut: Sequence[TiledParameter], device: torch.device) -> tuple[list[Tensor], int]:
     """The number of each tile's first place, where those of all tiles are counted on, and of all places."""
     starts, end = list[Tensor](), 0
     for tiles in (p.tiles for p in cut):

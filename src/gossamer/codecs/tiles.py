@@ -80,7 +80,7 @@ def check_side(codec: str, side: int) -> None:
     )
 
 
-class Piece(NamedTuple):
+class TiledParameter(NamedTuple):
     """The tiles of one parameter of a bucket."""
 
     tiles: Tiling
@@ -97,10 +97,12 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def pieces(segments: tuple[Segment, ...], keep: int, side: int, run: int) -> tuple[Piece, ...]:
+def pieces(segments: tuple[Segment, ...], keep: int, side: int, run: int) -> tuple[TiledParameter, ...]:
     """The tiles of each parameter that has elements, as `Tiling.of` cuts it; `keep` elements of each are kept, if it has as many."""
     tiled = [(s, Tiling.of(s.shape, side, run)) for s in segments if s.numel]
-    return tuple(Piece(tiles, min(keep, tiles.places), slice(s.offset, s.offset + s.numel)) for s, tiles in tiled)
+    return tuple(
+        TiledParameter(tiles, min(keep, tiles.places), slice(s.offset, s.offset + s.numel)) for s, tiles in tiled
+    )
 
 
 def largest(tiles: Tensor, keep: int) -> tuple[Tensor, Tensor]:

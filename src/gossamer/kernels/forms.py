@@ -134,27 +134,3 @@ def raised(form: Form) -> int:
 
 def _bits(number: float) -> int:
     return int(torch.tensor(number, dtype=torch.float32, device="cpu").view(torch.int32))
-
-
-__all__ = [
-    "CENTRE",
-    "E2M1",
-    "E3M0",
-    "E4M3",
-    "E5M2",
-    "INFINITE",
-    "INT8",
-    "POWERS",
-    "RUN",
-    "Form",
-    "Steps",
-    "any_top",
-    "brain_tops",
-    "clipping_tops",
-    "meanings",
-    "power_tops",
-    "raised",
-    "run_of",
-    "squeezed",
-    "stretched",
-]

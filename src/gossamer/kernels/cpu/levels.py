@@ -16,14 +16,14 @@ from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, wide
 from gossamer.kernels.cpu.hashing import Start, start
 from gossamer.kernels.cpu.indices import parameter
-from gossamer.kernels.cpu.quantise import Rounded, Said, read_buckets, round_buckets
+from gossamer.kernels.cpu.quantise import BucketRounding, BucketUnits, read_buckets, round_buckets
 from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, Coded
 
 Places = npt.NDArray[np.uint16]
 _BLOCKS = LEVEL_RECORD // LEVEL_BLOCK
 
 
-class Plan(NamedTuple):
+class RecordShape(NamedTuple):
     """What `layout.Coded` says of a wire."""
 
     levels: int
@@ -32,23 +32,23 @@ class Plan(NamedTuple):
     first: int
 
 
-def _plan(n: int, levels: int) -> Plan:
+def _plan(n: int, levels: int) -> RecordShape:
     plan = Coded(n, levels)
-    return Plan(levels, plan.bits, plan.records, plan.first)
+    return RecordShape(levels, plan.bits, plan.records, plan.first)
 
 
 def encode(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> int:
-    values, rounded = x.detach().numpy(), Rounded.of(levels, bucket, norms, measure)
+    values, rounded = x.detach().numpy(), BucketRounding.of(levels, bucket, norms, measure)
     return _encode(values, values.view(np.int32), rounded, start(key), _plan(x.numel(), levels), wire.numpy())
 
 
 def read(wire: Tensor, levels: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> bool:
-    said = Said(bucket, np.int32(levels), np.float32(weight), norms.numpy())
+    said = BucketUnits(bucket, np.int32(levels), np.float32(weight), norms.numpy())
     return _read(wire.numpy(), said, _plan(out.numel(), levels), out.detach().numpy(), anew)
 
 
 @kernel
-def _encode(x: Floats, magnitudes: Ints, rounded: Rounded, key: Start, plan: Plan, wire: Bytes) -> int:
+def _encode(x: Floats, magnitudes: Ints, rounded: BucketRounding, key: Start, plan: RecordShape, wire: Bytes) -> int:
     """Encode, and return the wire's length."""
     levels, bits, records, at = plan
     codes, said = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(8 * LEVEL_MOST + 8, np.uint8)
@@ -70,7 +70,7 @@ def _encode(x: Floats, magnitudes: Ints, rounded: Rounded, key: Start, plan: Pla
 
 
 @kernel
-def _read(wire: Bytes, meaning: Said, plan: Plan, out: Floats, anew: bool) -> bool:
+def _read(wire: Bytes, meaning: BucketUnits, plan: RecordShape, out: Floats, anew: bool) -> bool:
     """Decode, and return True if the wire is valid; writes nothing if its length is wrong."""
     levels, bits, records, at = plan
     if not _is_whole(wire, records, at):
@@ -117,7 +117,7 @@ def _ends(record: int, n: int) -> tuple[int, int]:
 
 
 @kernel
-def _parameters(wire: Bytes, record: int, plan: Plan, size: int) -> Bytes:
+def _parameters(wire: Bytes, record: int, plan: RecordShape, size: int) -> Bytes:
     """The bytes of a record's Rice parameters."""
     begin = 2 * plan.records + min(record * _BLOCKS, plan.first - 2 * plan.records - 1)
     return wire[begin : begin + (size + LEVEL_BLOCK - 1) // LEVEL_BLOCK]

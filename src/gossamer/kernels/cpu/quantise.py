@@ -32,7 +32,7 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
     return out
 
 
-class Rounded(NamedTuple):
+class BucketRounding(NamedTuple):
     """How elements become codes: in buckets of so many, each with its norm."""
 
     bucket: int
@@ -43,13 +43,13 @@ class Rounded(NamedTuple):
     tops: Ints  # the bits of the norms
 
     @staticmethod
-    def of(middle: float, bucket: int, norms: Tensor, measure: bool) -> Rounded:
+    def of(middle: float, bucket: int, norms: Tensor, measure: bool) -> BucketRounding:
         said = norms.numpy()
         gain, top = np.float32(middle * GUARD), np.int32(middle * ONE)
-        return Rounded(bucket, gain, top, measure, said, said.view(np.int32))
+        return BucketRounding(bucket, gain, top, measure, said, said.view(np.int32))
 
 
-class Said(NamedTuple):
+class BucketUnits(NamedTuple):
     """What codes say: so many levels of their bucket's norm, times a weight."""
 
     bucket: int
@@ -59,19 +59,19 @@ class Said(NamedTuple):
 
 
 def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> None:
-    values, rounded = x.detach().numpy(), Rounded.of(middle_of(bits), bucket, norms, measure)
+    values, rounded = x.detach().numpy(), BucketRounding.of(middle_of(bits), bucket, norms, measure)
     _encode(np.empty(CHUNK, np.uint8), values, values.view(np.int32), bits, rounded, start(key), wire.numpy())
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    said = Said(bucket, np.int32(levels_of(bits)), np.float32(weight), norms.numpy())
+    said = BucketUnits(bucket, np.int32(levels_of(bits)), np.float32(weight), norms.numpy())
     _read(np.empty(CHUNK, np.uint8), wire.numpy(), bits, said, out.detach().numpy(), anew)
 
 
 def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
     values, where, written = x.detach().numpy(), np.array(edges, np.int64), rows.numpy()
     norms, tops = written.view(np.float32), written.view(np.int32)
-    like = Rounded.of(middle_of(bits), bucket, torch.empty(0, dtype=torch.float32), True)
+    like = BucketRounding.of(middle_of(bits), bucket, torch.empty(0, dtype=torch.float32), True)
     _encode_each(values, values.view(np.int32), where, bits, like, keys, norms, tops, written)
 
 
@@ -86,7 +86,9 @@ def _max_norms(bits: Ints, bucket: int, out: Ints) -> None:
 
 
 @kernel
-def round_buckets(x: Floats, magnitudes: Ints, lo: int, hi: int, rounded: Rounded, key: Start, codes: Bytes) -> None:
+def round_buckets(
+    x: Floats, magnitudes: Ints, lo: int, hi: int, rounded: BucketRounding, key: Start, codes: Bytes
+) -> None:
     """Round x[lo:hi] to codes, by the buckets' norms."""
     inlined()
     bucket, top, tops = rounded.bucket, rounded.top, rounded.tops
@@ -99,7 +101,7 @@ def round_buckets(x: Floats, magnitudes: Ints, lo: int, hi: int, rounded: Rounde
 
 
 @kernel
-def read_buckets(codes: Bytes, said: Said, out: Floats, lo: int, hi: int, anew: bool) -> None:
+def read_buckets(codes: Bytes, said: BucketUnits, out: Floats, lo: int, hi: int, anew: bool) -> None:
     """Write what codes say to out[lo:hi], or add it."""
     bucket, levels = said.bucket, said.levels
     for i in range(lo // bucket, (hi - 1) // bucket + 1):
@@ -110,7 +112,9 @@ def read_buckets(codes: Bytes, said: Said, out: Floats, lo: int, hi: int, anew: 
 
 
 @kernel
-def _encode(codes: Bytes, x: Floats, magnitudes: Ints, bits: int, rounded: Rounded, key: Start, wire: Bytes) -> None:
+def _encode(
+    codes: Bytes, x: Floats, magnitudes: Ints, bits: int, rounded: BucketRounding, key: Start, wire: Bytes
+) -> None:
     """Encode by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
     rows = full_rows(wire, bits, x.size)
@@ -123,7 +127,7 @@ def _encode(codes: Bytes, x: Floats, magnitudes: Ints, bits: int, rounded: Round
 
 
 @kernel
-def _read(codes: Bytes, wire: Bytes, bits: int, said: Said, out: Floats, anew: bool) -> None:
+def _read(codes: Bytes, wire: Bytes, bits: int, said: BucketUnits, out: Floats, anew: bool) -> None:
     """Read by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
     rows = full_rows(wire, bits, out.size)
@@ -144,7 +148,7 @@ def _encode_each(
     magnitudes: Ints,
     edges: Longs,
     bits: int,
-    like: Rounded,
+    like: BucketRounding,
     keys: Any,
     norms: Any,
     tops: Any,
@@ -157,7 +161,7 @@ def _encode_each(
     for j in range(edges.size - 1):
         a, b = edges[j], edges[j + 1]
         count = (b - a + like.bucket - 1) // like.bucket
-        rounded = Rounded(like.bucket, like.gain, like.top, like.measure, norms[j, :count], tops[j, :count])
+        rounded = BucketRounding(like.bucket, like.gain, like.top, like.measure, norms[j, :count], tops[j, :count])
         wire = rows[j, 4 * count : 4 * count + code_bytes(b - a, bits)]
         _encode(codes, x[a:b], magnitudes[a:b], bits, rounded, (keys[j, 0], keys[j, 1]), wire)
 
@@ -168,4 +172,4 @@ def _read_each(rows: Any, bits: int, bucket: int, norms: Any, levels: np.int32, 
     codes, begin = np.zeros(CHUNK, np.uint8), 4 * norms.shape[1]
     end = begin + code_bytes(out.size, bits)
     for j in range(rows.shape[0]):
-        _read(codes, rows[j, begin:end], bits, Said(bucket, levels, np.float32(1), norms[j]), out, False)
+        _read(codes, rows[j, begin:end], bits, BucketUnits(bucket, levels, np.float32(1), norms[j]), out, False)

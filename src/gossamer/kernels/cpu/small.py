@@ -45,7 +45,7 @@ def _usual(bucket: int) -> int:
     return bucket if bucket in _USUAL else 0
 
 
-class Way(NamedTuple):
+class NumberRounding(NamedTuple):
     """How numbers become codes."""
 
     form: Form
@@ -89,7 +89,7 @@ def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng
 
 
 @kernel
-def _code(x: np.float32, gain: np.float32, random: np.uint32, way: Way) -> np.uint8:
+def _code(x: np.float32, gain: np.float32, random: np.uint32, way: NumberRounding) -> np.uint8:
     inlined()
     fraction = np.int32(np.uint32(random & np.uint32(0x7FFF80)) | np.uint32(CENTRE))
     if way.flat:
@@ -98,7 +98,9 @@ def _code(x: np.float32, gain: np.float32, random: np.uint32, way: Way) -> np.ui
 
 
 @kernel
-def _pairs(x: Floats, a: int, length: int, half: int, gain: np.float32, key: Start, way: Way, out: Bytes) -> None:
+def _pairs(
+    x: Floats, a: int, length: int, half: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes
+) -> None:
     """Encode pairs of elements, which share one random word."""
     wide()
     inlined()
@@ -110,7 +112,7 @@ def _pairs(x: Floats, a: int, length: int, half: int, gain: np.float32, key: Sta
 
 
 @kernel
-def _alone(x: Floats, a: int, b: int, gain: np.float32, key: Start, way: Way, out: Bytes) -> None:
+def _alone(x: Floats, a: int, b: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes) -> None:
     inlined()
     for j in range(b - a):
         i = np.uint64(a + j)
@@ -119,7 +121,7 @@ def _alone(x: Floats, a: int, b: int, gain: np.float32, key: Start, way: Way, ou
 
 
 @kernel
-def _rest(x: Floats, a: int, b: int, run: int, gain: np.float32, key: Start, way: Way, out: Bytes) -> None:
+def _rest(x: Floats, a: int, b: int, run: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes) -> None:
     """Encode runs, of which the last one is not full."""
     inlined()
     half = (run + 1) // 2
@@ -139,7 +141,7 @@ def _top(bits: Ints, a: int, length: int, steps: Steps) -> np.int32:
 
 @lru_cache(maxsize=64)
 def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
-    way, up = Way(form, form.flat, rng), raised(form)
+    way, up = NumberRounding(form, form.flat, rng), raised(form)
 
     def write(x: Floats, bits: Ints, length: int, steps: Steps, key: Start, tops: Floats | Bytes, out: Bytes) -> None:
         wide()

@@ -53,6 +53,18 @@ def unpack(wire: Tensor, bits: int, n: int) -> Tensor:
     return codes
 
 
+def to_bytes(bits: Tensor) -> Tensor:
+    """Bits, one per element (uint8), as bytes; the first bit is the lowest."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+
+
+def to_bits(wire: Tensor) -> Tensor:
+    """The inverse of `to_bytes`."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
+    return ((wire[:, None] >> shifts) & 1).view(-1)
+
+
 def spread(table: Tensor, bounds: Bounds) -> Tensor:
     """One table entry per element, from one per segment."""
     return table.repeat_interleave(lengths_on(bounds, table.device), output_size=bounds[-1])

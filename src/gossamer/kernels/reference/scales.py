@@ -20,10 +20,6 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     return out.view(torch.float32)
 
 
-def divide(x: Tensor, by: int) -> Tensor:
-    return absmax(x.div_(by), (0, x.numel()))
-
-
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     rms = x.new_zeros(len(bounds) - 1, dtype=torch.float64)
     for i, (a, b) in enumerate(pairwise(bounds)):
