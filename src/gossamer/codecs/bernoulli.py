@@ -68,9 +68,8 @@ class Bernoulli(Unbiased, Codec):
         flat = block.flat.double()
         norms = self._norms(flat)
         shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
-        kept = (
-            context.rng.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
-        )  # 0 / 0 is below nothing
+        # No number is below 0 / 0.
+        kept = context.rng.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
         count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)

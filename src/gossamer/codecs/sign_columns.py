@@ -106,9 +106,8 @@ def _pieces(flat: Tensor, layout: Layout) -> Iterator[tuple[Segment, Tensor]]:
 
 def _two(rows: Tensor) -> Tensor:
     """Means of each row's elements below zero, and of its other elements."""
-    room = torch.empty_like(
-        rows
-    )  # once: where memory comes from the system anew, that takes longer than the arithmetic
+    # Once: where memory comes from the system anew, that takes longer than the arithmetic.
+    room = torch.empty_like(rows)
     count = torch.ge(rows, 0, out=room).sum(1)
     high = torch.clamp(rows, min=0, out=room).sum(1) / count.clamp(min=1)
     low = torch.clamp(rows, max=0, out=room).sum(1) / (rows.shape[1] - count).clamp(min=1)

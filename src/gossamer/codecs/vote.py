@@ -58,9 +58,8 @@ class Vote(Biased, FewBytes, Codec):
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         signs = torch.sign(block.flat, out=block.new())
-        signs.add_(
-            torch.sub(block.flat, block.flat, out=block.new())
-        )  # what is not finite has a sign, and must not look finite
+        # What is not finite has a sign, and must not look finite.
+        signs.add_(torch.sub(block.flat, block.flat, out=block.new()))
         return _TRITS.encode(block.like(signs), state, context)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:

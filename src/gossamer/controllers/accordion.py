@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from gossamer.controllers.regimes import EpochMonitor, critical, slowed
+from gossamer.controllers.regimes import critical, slowed, watch
 from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
@@ -67,7 +67,7 @@ class Accordion(Controller):
         yield replace(recipe, exchange=self.harsh)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
+        looks = watch(self.epoch, self.interval, facts, state)
         verdict = None if looks is None else {name: critical(look, self.threshold) for name, look in looks.items()}
         if mild := slowed(facts, state, self.drop):
             judged = {_name(k) for k in state if k.startswith("mild:")} | set(verdict or {})

@@ -97,9 +97,8 @@ class AdaScale(Controller):
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         noise, rate = look(facts, state), float(recipe.schedule.rate)
-        one = float(
-            state.setdefault("one", torch.tensor(rate, dtype=torch.float64))
-        )  # a schedule's own rate, if it has one
+        # The schedule's own rate, if it has one.
+        one = float(state.setdefault("one", torch.tensor(rate, dtype=torch.float64)))
         state["progress"] = torch.tensor(float(state.get("progress", 0.0)) + rate / one, dtype=torch.float64)
         gain = min(max(noise.gain, 1.0), noise.batches, MOST)
         if abs(gain * one / rate - 1) <= self.slack:
