@@ -126,7 +126,9 @@ class Atomo(Unbiased, FewBytes, Codec):
         flat, (groups, plain) = block.flat.float(), self._ways(block.layout)
         scales = _scales(flat, block.layout)
         rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, context)]
-        said = [] if self.draws == "systematic" else [_numbers([r.shape[0] for r in rows], flat.device)]
+        said = list[Tensor]()
+        if self.draws == "independent":
+            said.append(torch.tensor([r.shape[0] for r in rows], dtype=torch.int32, device=flat.device))
         return pack(*said, *(flat[s.offset : s.offset + s.numel] for s in plain), *rows, flat[:0])
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -224,10 +226,6 @@ class _SameShape(NamedTuple):
     def there(self) -> int:
         """Number of atoms of each tensor."""
         return self.basis.count(self.shape)
-
-
-def _numbers(counts: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(counts, dtype=torch.int32, device=device)
 
 
 def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:

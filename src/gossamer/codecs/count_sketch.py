@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.casts import FP32
+from gossamer.codecs.topk import count_of
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Context, LinearCodec, ReduceResult
@@ -92,7 +93,7 @@ class CountSketch(Biased, LinearCodec):
         own = _once(block.flat[asked], asked)
         total = yield from all_reduce(own.clone())
 
-        kept = kernels.topk(total.float(), self._count(block.layout)).long()
+        kept = kernels.topk(total.float(), count_of(self.ratio, block.numel)).long()
         # A number that is not finite may have hidden the others, and itself: the table shows it, so all that is said does.
         spoilt = peak(table).to(own.dtype) * 0
         places, sent, values = asked[kept], own[kept], total[kept] / context.size + spoilt
@@ -115,11 +116,8 @@ class CountSketch(Biased, LinearCodec):
         heavy = estimates[largest].double().square() * count >= _energy(table)
         return torch.where(heavy, largest, _one_of_each_run(count, block.numel, key, table.device)).sort().values
 
-    def _count(self, layout: Layout) -> int:
-        return ceil(self.ratio * layout.numel * (1 - 1e-12))
-
     def _asked(self, layout: Layout) -> int:
-        return min(self.candidates * self._count(layout), layout.numel)
+        return min(self.candidates * count_of(self.ratio, layout.numel), layout.numel)
 
     def _columns(self, layout: Layout) -> int:
         return ceil(2 * self._asked(layout) / self.rows) if self.columns is None else self.columns

@@ -133,7 +133,12 @@ def add(indices: Tensor, values: Tensor, into: Tensor, weight: float) -> None:
     into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
 
 
+def count_of(ratio: float, n: int) -> int:
+    """The number of elements that are this share of n."""
+    return ceil(ratio * n * (1 - 1e-12))  # 0.07 * 100 is a little more than 7
+
+
 @lru_cache(maxsize=1024)
 def _shares(ratio: float, bounds: tuple[int, ...]) -> tuple[int, ...]:
     """Number of elements to send of each segment; cached, since each step needs it several times."""
-    return tuple(ceil(ratio * (b - a) * (1 - 1e-12)) for a, b in pairwise(bounds))  # 0.07 * 100 is a little more than 7
+    return tuple(count_of(ratio, b - a) for a, b in pairwise(bounds))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.count_sketch import refuse_long_table, require_table
+from gossamer.codecs.topk import count_of
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import those
@@ -107,7 +108,7 @@ class FetchSGD(Exchange):
         owed = velocity + state.get(f"owed{mark}", 0.0)
         into = block.layout.buffers.of(4 * n, table.device).view(torch.float32)
         estimates = kernels.sketch_estimate(owed, n, key, into)
-        chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
+        chosen = kernels.topk(estimates, count_of(self.ratio, n)).long()
         values = estimates[chosen]
         only = estimates.zero_().index_add_(0, chosen, values)
         said = kernels.sketch_encode(only, self.rows, table.shape[1], key)

@@ -31,14 +31,14 @@ def divisor(by: int) -> tuple[np.float32, bool]:
 
 
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    top, rms = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
+    top, rms = torch.empty(2, len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_rms(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), rms.numpy())
     return top, rms
 
 
 def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    top, std = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
+    top, std = torch.empty(2, len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_std(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), std.numpy())
     return top, std

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel, lowest_bit, prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, lowest_bit, prefetch, wide
 from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
 from gossamer.kernels.layout import Bounds, edges
 
-Flags = npt.NDArray[np.uint8]
 _BLOCK = 1024
 _WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
@@ -73,7 +71,7 @@ def _pick(keys: Ints, bar: np.int32, k: int) -> Ints:
 
 
 @kernel
-def _flag(bits: Ints, bar: np.int32, flags: Flags) -> None:
+def _flag(bits: Ints, bar: np.int32, flags: Bytes) -> None:
     wide()
     for j in range(bits.size):
         flags[j] = np.int32(bits[j] & np.int32(0x7FFFFFFF)) >= bar
