@@ -1,6 +1,6 @@
 """Plain floats: float32 (or float64), bfloat16 and float16."""
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -73,6 +73,8 @@ class FP32(Unbiased, Codec, LinearCodec):
 class _Half(Codec, LinearCodec):
     """Shared code of bf16 and fp16: rounding to the nearest 16-bit number."""
 
+    dtype: ClassVar[torch.dtype]
+
     @property
     def unbiased(self) -> bool:
         return False
@@ -92,17 +94,17 @@ class _Half(Codec, LinearCodec):
 
     def _new(self, block: Bucket) -> Tensor:
         """Buffer for the bucket's numbers in 16 bits."""
-        return block.layout.buffers.of(2 * block.numel, block.flat.device).view(_dtype(self))
+        return block.layout.buffers.of(2 * block.numel, block.flat.device).view(self.dtype)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        into.add_(_read(self.name, wire, _dtype(self), layout), alpha=weight)
+        into.add_(_read(self.name, wire, self.dtype, layout), alpha=weight)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        out.copy_(_read(self.name, wire, _dtype(self), layout))
+        out.copy_(_read(self.name, wire, self.dtype, layout))
 
     @property
     def sum_rounding(self) -> float:
-        return torch.finfo(_dtype(self)).eps / 2
+        return torch.finfo(self.dtype).eps / 2
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         mine = torch.div(block.flat, context.size, out=self._new(block))  # first: a sum of N could overflow fp16
@@ -114,10 +116,6 @@ class _Half(Codec, LinearCodec):
             into.add_(share, alpha=weight * context.size)
 
         return ReduceResult(mean.copy_(total), add_sent)
-
-
-def _dtype(codec: _Half) -> torch.dtype:
-    return torch.bfloat16 if isinstance(codec, BF16) else torch.float16
 
 
 @final
@@ -139,6 +137,8 @@ class BF16(_Half):
     tensor([1., 1.])
     """
 
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+
 
 @final
 @part("fp16")
@@ -157,6 +157,8 @@ class FP16(_Half):
     >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
     tensor([1., inf])
     """
+
+    dtype: ClassVar[torch.dtype] = torch.float16
 
     @property
     def any_size(self) -> bool:

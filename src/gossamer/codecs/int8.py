@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, final
 
 from gossamer.codecs.scaled import Rounding, Scaled, ScaledCodec
-from gossamer.core.parts import part, require
+from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import INT8
 
@@ -42,10 +42,6 @@ class Int8(ScaledCodec):
     rounding: Annotated[Rounding, Choice("stochastic", "nearest")] = "stochastic"
 
     def __post_init__(self) -> None:
-        require(
-            self.scale in ("fp32", "bf16"),
-            f"int8: scale must be 'fp32' or 'bf16', got {self.scale!r}; power-of-two scales are for fp8",
-        )
         self.writes.check()
 
     @property

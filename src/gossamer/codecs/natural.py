@@ -10,7 +10,7 @@ from gossamer.codecs.base import FewBytes, SingleCodec, Unbiased
 from gossamer.codecs.scaled import Scaled
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context
-from gossamer.core.parts import part, require
+from gossamer.core.parts import part
 from gossamer.core.rng import Key
 from gossamer.core.wire import expect, pack
 from gossamer.kernels.forms import POWERS
@@ -47,9 +47,6 @@ class Natural(Unbiased, FewBytes, SingleCodec):
     """
 
     bits: Literal[8, 9] = 8
-
-    def __post_init__(self) -> None:
-        require(self.bits in (8, 9), f"natural: bits must be 8 or 9, got {self.bits}; for others use qsgd")
 
     def omega(self, layout: Layout) -> float:
         return 1 / 8

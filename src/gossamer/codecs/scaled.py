@@ -52,15 +52,6 @@ class Scaled(NamedTuple):
             f"{self.name}: block must be between 1 and {LONGEST}, got {self.block}; 128 elements with one scale are usual",
         )
         require(
-            self.rounding in ("stochastic", "nearest"),
-            f"{self.name}: rounding must be 'stochastic' (unbiased) or 'nearest' (half the error, biased), got {self.rounding!r}",
-        )
-        require(
-            self.scale in _STEPS,
-            f"{self.name}: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; each block has one scale, and 'e8m0' takes "
-            "one byte",
-        )
-        require(
             self.scale != "ocp" or self.rounding == "nearest",
             f"{self.name}: scale='ocp' clips the largest element of a block, so that stochastic rounding is biased too; "
             "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",

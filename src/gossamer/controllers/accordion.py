@@ -45,12 +45,6 @@ class Accordion(Controller):
     drop: float = 2.0
 
     def __post_init__(self) -> None:
-        for level in (self.mild, self.harsh):
-            require(
-                isinstance(level, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-                f"accordion: {level} is no exchange of single buckets, so it cannot be a controller's level; use it as the recipe's "
-                "exchange",
-            )
         require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")
         require(
