@@ -1,7 +1,5 @@
 """Blocks that are rotated at random and rounded to the nearest of the Gaussian's best levels, with one scale per block."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

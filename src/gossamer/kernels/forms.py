@@ -5,8 +5,6 @@ next ones are twice as far apart; below the least exponent they stay evenly spac
 mantissa. Where all numbers are evenly spaced, they are whole ones, and written as such (two's complement).
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The levels with the least squared error for Gaussian numbers (Lloyd and Max), and the limits between them."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import pairwise
 

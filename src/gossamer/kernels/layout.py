@@ -5,8 +5,6 @@ elements j, j + width, j + 2 * width, ... so that loads, arithmetic and stores a
 The last, shorter block follows the same rule with the smallest width that holds it.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import comb

@@ -9,8 +9,6 @@ Wire: the bytes of each record as two little-endian bytes; the parameter of each
 more is said of them; the records, each of which ends on a byte. Bits are numbered from the lowest of each byte.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

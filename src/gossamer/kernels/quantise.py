@@ -1,7 +1,5 @@
 """Uniform levels with one norm per bucket: codes of 1 to 8 bits, packed as planes of power-of-two widths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal

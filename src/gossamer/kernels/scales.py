@@ -1,7 +1,5 @@
 """Per-segment scales: the largest magnitude, and the deviation about zero or about the mean."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Selects elements by magnitude, and adds selected elements to a vector."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """One sign bit per element and one scale per segment, in one pass over memory."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Base-3 coding of values rounded at random to -scale, 0 or +scale: five trits per byte."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised

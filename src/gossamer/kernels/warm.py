@@ -1,7 +1,5 @@
 """Calls each kernel once on a few elements, so that it is compiled before training begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -4,8 +4,6 @@ A block is a matrix with rows of 32. Butterflies between rows take eight columns
 as well, once the matrix is transposed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

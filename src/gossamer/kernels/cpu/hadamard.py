@@ -4,8 +4,6 @@ A block is a matrix with rows of 32 in the first scratch array; its transpose is
 in the others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

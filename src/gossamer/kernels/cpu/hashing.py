@@ -3,8 +3,6 @@
 Every operation is cast back, because Numba widens 32-bit arithmetic to 64 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

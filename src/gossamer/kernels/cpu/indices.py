@@ -1,7 +1,5 @@
 """Rice coding of gaps on 64-bit words."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -4,8 +4,6 @@ Between rounding and packing a record is a list of bits, one per byte: plane aft
 says something of.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Limits are compared one after another, and levels chosen by the bits of a code: 
 table would take one element at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Places of which the high parts are one number: row after row, place after place."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

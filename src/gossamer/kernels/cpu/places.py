@@ -1,7 +1,5 @@
 """Elias and Fano's code of places: row after row, place after place."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -1,7 +1,5 @@
 """Packs a few blocks of codes into planes, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Uniform levels per bucket: rounds each block of 512 into a buffer in L1, then packs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +41,7 @@ class BucketRounding(NamedTuple):
     tops: Ints  # the bits of the norms
 
     @staticmethod
-    def of(middle: float, bucket: int, norms: Tensor, measure: bool) -> BucketRounding:
+    def of(middle: float, bucket: int, norms: Tensor, measure: bool) -> "BucketRounding":
         said = norms.numpy()
         gain, top = np.float32(middle * GUARD), np.int32(middle * ONE)
         return BucketRounding(bucket, gain, top, measure, said, said.view(np.int32))

@@ -1,7 +1,5 @@
 """Magnitude and deviation per segment."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Selection by magnitude: flags for a block of elements, then a walk over the words that have any."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

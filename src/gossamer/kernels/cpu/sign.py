@@ -1,7 +1,5 @@
 """Sign bits, and the lengths of segments: works on a few blocks of 512 elements at a time, which stay in L1."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

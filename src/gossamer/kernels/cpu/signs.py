@@ -1,7 +1,5 @@
 """Changes the signs of 64 numbers at once, where the bits of a word are one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Count sketches: changes the signs of a stretch of a layer in a buffer in L1, and adds it at its row's rotation."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 

@@ -4,8 +4,6 @@ Kernels are compiled for one form, and for the usual length of buckets: loops of
 the time. What they close over is plain values, or they would not be found in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Base-3 coding: rounds a few blocks at a time into a buffer in L1, then packs five trits per byte."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

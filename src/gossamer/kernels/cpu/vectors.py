@@ -2,8 +2,6 @@
 rest, for longer than it takes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from llvmlite import ir

@@ -1,7 +1,5 @@
 """Rice coding of gaps: computes all positions at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Uniform levels of any number per bucket, and their Rice code: computes all positions at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Places of which the high parts are one number: all rows at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

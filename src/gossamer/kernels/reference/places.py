@@ -1,7 +1,5 @@
 """Elias and Fano's code of places: all rows at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

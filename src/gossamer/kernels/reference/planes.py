@@ -1,7 +1,5 @@
 """Folds a vector into planar rows and back; spreads a table over a vector, and writes what was decoded."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

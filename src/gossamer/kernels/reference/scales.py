@@ -1,7 +1,5 @@
 """Magnitude and deviation per segment."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
