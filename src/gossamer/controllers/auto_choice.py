@@ -162,9 +162,9 @@ def holds(candidate: WindowMedian, dense: WindowMedian, gain: float) -> bool:
     return candidate.middle <= (1 - gain) * dense.middle and candidate.high < dense.low
 
 
-def differs(measured: float, expected: float, by: float = 0.25) -> bool:
+def differs(measured: float, expected: float) -> bool:
     """True if the two are known and differ by over a quarter."""
-    return abs(measured - expected) > by * expected
+    return abs(measured - expected) > 0.25 * expected
 
 
 def rises(before: Sequence[float], after: Sequence[float]) -> bool:

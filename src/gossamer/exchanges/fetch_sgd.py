@@ -15,7 +15,7 @@ from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import those
 from gossamer.core.contracts import Context, Exchange, Policy, ReduceResult, Unit
 from gossamer.core.parts import part, require
-from gossamer.core.rng import CounterRng, Key
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
 
@@ -96,7 +96,9 @@ class FetchSGD(Exchange):
         refuse_long_table(self, self.rows * (self.columns or 0), binding)
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        n, key = block.numel, self._key(block, context)
+        n = block.numel
+        # The hashes are the same at every step.
+        key = CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
         if self.rows * self._columns(block.layout) >= n:
             return (yield from self._whole(block, state, context))
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
@@ -126,10 +128,6 @@ class FetchSGD(Exchange):
 
     def _columns(self, layout: Layout) -> int:
         return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
-
-    def _key(self, block: Bucket, context: Context) -> Key:
-        """The hash key, the same at every step."""
-        return CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
 
 
 def _echo(block: Bucket, places: Tensor, values: Tensor) -> ReduceResult:
