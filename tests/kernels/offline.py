@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 import gossamer.kernels.gpu
 from gossamer import kernels
 from gossamer.kernels import layout
-from gossamer.kernels.forms import E2M1, E4M3, INT8, POWERS, Form, any_top, power_tops
+from gossamer.kernels.forms import E2M1, E4M3, INT8, POWERS, Form, float32_tops, power_tops
 
 Key = tuple[int, int]
 KEY: Key = (0xFFFFFFF0, 0x12345678)
@@ -172,7 +172,7 @@ def by_form(n: int, form: Form, bucket: int, key: Key | None, shift: int = 0) ->
     x, wire = vector(n, shift=shift), vector(n, torch.uint8, shift)
     for width in (torch.float32, torch.uint8) if form in (E4M3, POWERS) else (torch.float32,):
         tops = vector(-(-n // bucket), width)
-        kernels.small_encode(x, form, (power_tops if form is POWERS else any_top)(form), bucket, key, tops, wire)
+        kernels.small_encode(x, form, (power_tops if form is POWERS else float32_tops)(form), bucket, key, tops, wire)
         kernels.small_decode(wire, form, bucket, tops, x, 1.0)
         kernels.small_decode(wire, form, bucket, tops, x)
 

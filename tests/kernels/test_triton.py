@@ -17,7 +17,7 @@ SCRIPT = """
 import torch
 from gossamer import kernels
 from gossamer.kernels.backends import twin
-from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, float32_tops, bfloat16_tops, ocp_tops, power_tops
 from gossamer.kernels.layout import Places, Rotated, Rotation, plane_bytes
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
@@ -75,10 +75,10 @@ for n in LENGTHS:
         if n:
             table = kernels.sketch_encode(x, rows, columns, KEY)
             both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
-    small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY),
-             (E2M1, power_tops, 32, KEY), (E2M1, any_top, 7, None), (E3M0, any_top, 32, KEY), (E3M0, clipping_tops, 16, None))
+    small = ((INT8, bfloat16_tops, 128, KEY), (E4M3, float32_tops, 100, KEY), (E5M2, ocp_tops, 7, None), (POWERS, power_tops, 4096, KEY),
+             (E2M1, power_tops, 32, KEY), (E2M1, float32_tops, 7, None), (E3M0, float32_tops, 32, KEY), (E3M0, ocp_tops, 16, None))
     for form, steps, bucket, key in small:
-        width = torch.uint8 if steps in (power_tops, clipping_tops) else torch.float32
+        width = torch.uint8 if steps in (power_tops, ocp_tops) else torch.float32
         tops, wire = x.new_zeros(-(-n // bucket), dtype=width), x.new_zeros(n, dtype=torch.uint8)
         def written():
             kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
@@ -136,7 +136,7 @@ for bad in (float("nan"), float("inf")):
     both(lambda: [kernels.absmax(x, (0, 2, 5, 6)), kernels.bucket_norms(x, 4, "max")])
     def spoilt():
         tops, out = x.new_zeros(2), x.clone()
-        kernels.small_encode(x, E4M3, any_top(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
+        kernels.small_encode(x, E4M3, float32_tops(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
         kernels.small_decode(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out, 1.0)
         return [tops, out.isnan()]
     both(spoilt)

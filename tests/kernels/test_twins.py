@@ -18,9 +18,9 @@ from gossamer.kernels.forms import (
     E5M2,
     INT8,
     POWERS,
-    any_top,
-    brain_tops,
-    clipping_tops,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
     power_tops,
     stretched,
 )
@@ -207,15 +207,15 @@ def test_variants_of_a_kernel_have_names_of_their_own_in_the_cache() -> None:
 @given(
     n=st.sampled_from(SIZES),
     compiled=st.sampled_from(COMPILED),
-    steps=st.sampled_from([any_top, brain_tops, power_tops, clipping_tops]),
+    steps=st.sampled_from([float32_tops, bfloat16_tops, power_tops, ocp_tops]),
     bucket=st.sampled_from([1, 3, 32, 200]),
     seed=st.integers(0, 2**20),
 )
 def test_small_numbers(n, compiled, steps, bucket, seed):
     form, byte, usual, key = compiled
-    if byte and steps in (any_top, brain_tops):
+    if byte and steps in (float32_tops, bfloat16_tops):
         steps = power_tops  # which a byte can hold
-    width = torch.uint8 if byte and steps in (power_tops, clipping_tops) else torch.float32
+    width = torch.uint8 if byte and steps in (power_tops, ocp_tops) else torch.float32
     bucket = (4096 if form == POWERS else 128) if usual else bucket  # what is compiled for one length, and for any
     x, start, buckets = values(n, seed) * 10.0 ** (seed % 50 - 25), values(n, seed + 1), -(-n // bucket)
     if n > 5 and seed % 3 == 0:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.kernels.backends import chosen
-from gossamer.kernels.forms import E4M3, INT8, any_top
+from gossamer.kernels.forms import E4M3, INT8, float32_tops
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 _REPEATS = 7
@@ -74,7 +74,7 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     tops = x.new_zeros(-(-n // 128))
     small = x.new_zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
-        steps = any_top(form)
+        steps = float32_tops(form)
         yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
         yield f"{name}.decode", lambda f=form: kernels.small_decode(small, f, 128, tops, out, 1.0)
     bits = x.new_empty(kernels.sign_bytes(n), dtype=torch.uint8)

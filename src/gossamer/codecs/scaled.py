@@ -15,9 +15,9 @@ from gossamer.core.rng import Key
 from gossamer.core.wire import expect, take
 from gossamer.kernels.forms import (
     Form,
-    any_top,
-    brain_tops,
-    clipping_tops,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
     power_tops,
     stretched,
 )
@@ -26,7 +26,7 @@ from gossamer.kernels.small import LONGEST
 Scale = Literal["fp32", "bf16", "e8m0", "ocp"]
 Rounding = Literal["stochastic", "nearest"]
 
-_STEPS = {"fp32": any_top, "bf16": brain_tops, "e8m0": power_tops, "ocp": clipping_tops}
+_STEPS = {"fp32": float32_tops, "bf16": bfloat16_tops, "e8m0": power_tops, "ocp": ocp_tops}
 _WIDTHS = {"fp32": torch.float32, "bf16": torch.bfloat16, "e8m0": torch.uint8, "ocp": torch.uint8}
 _ROUNDED_UP = {"fp32": 1.0, "bf16": 1 + 2.0**-7, "e8m0": 2.0, "ocp": 1.0}  # at most so many times the largest magnitude
 

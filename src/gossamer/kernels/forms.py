@@ -63,12 +63,12 @@ class Steps(NamedTuple):
     lift: float
 
 
-def any_top(form: Form) -> Steps:
+def float32_tops(form: Form) -> Steps:
     """Tops as float32: the largest magnitude itself."""
     return Steps(0, -1, 0, form.top * _GUARD)
 
 
-def brain_tops(form: Form) -> Steps:
+def bfloat16_tops(form: Form) -> Steps:
     """Tops in 16 bits (bfloat16), rounded up."""
     return Steps(0xFFFF, ~0xFFFF, 0, form.top * _GUARD)
 
@@ -78,7 +78,7 @@ def power_tops(form: Form) -> Steps:
     return Steps(_FIELD // 255 - 1 - form.fraction, -(1 << 23), form.fraction, form.top)
 
 
-def clipping_tops(form: Form) -> Steps:
+def ocp_tops(form: Form) -> Steps:
     """In 8 bits, after OCP: 2 ** floor(log2 of the largest magnitude) has the form's largest exponent, and what exceeds
     its top is cut off.
     """

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gossamer.kernels.eden import eden_decode, eden_encode
 from gossamer.kernels.follow import follow
-from gossamer.kernels.forms import E4M3, INT8, any_top
+from gossamer.kernels.forms import E4M3, INT8, float32_tops
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
@@ -75,7 +75,7 @@ def _quantise(x: Tensor) -> None:
 def _small(x: Tensor) -> None:
     tops, wire, out = x[:1].clone().expand(-(-x.numel() // 128)).contiguous(), x.to(torch.uint8), x.clone()
     for form in (INT8, E4M3):
-        small_encode(x, form, any_top(form), 128, _KEY, tops, wire)
+        small_encode(x, form, float32_tops(form), 128, _KEY, tops, wire)
         small_decode(wire, form, 128, tops, out, 1.0)
         small_decode(wire, form, 128, tops, out)
 

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import (
+    E2M1,
+    E3M0,
+    E4M3,
+    E5M2,
+    INT8,
+    POWERS,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
+    power_tops,
+)
 from gossamer.kernels.layout import ROTATED_LEAST, Rotated, Rotation, plane_bytes
 
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that overflows
@@ -159,14 +170,14 @@ def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
     kinds = (
-        (INT8, any_top, 128, KEY),
+        (INT8, float32_tops, 128, KEY),
         (E4M3, power_tops, 32, None),
-        (E5M2, clipping_tops, 100, KEY),
+        (E5M2, ocp_tops, 100, KEY),
         (POWERS, power_tops, 4096, KEY),
         (E2M1, power_tops, 32, KEY),
-        (E3M0, any_top, 32, None),
+        (E3M0, float32_tops, 32, None),
     )
-    for form, steps, bucket, key in (*kinds, (INT8, brain_tops, 1, None)):
+    for form, steps, bucket, key in (*kinds, (INT8, bfloat16_tops, 1, None)):
         tops, wire = torch.zeros(-(-n // bucket), dtype=torch.float32), torch.zeros(n, dtype=torch.uint8)
         yield values(n), form, steps(form), bucket, key, tops, wire
 
