@@ -150,7 +150,7 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_levels(x, bounds, scales, KEY, 5)
     wire = vector(kernels.ternary_bytes(n), torch.uint8, shift)
     kernels.ternary_encode(x, bounds, scales, KEY, out=wire)
-    kernels.ternary(x, bounds, 2.5, KEY, scales, wire)
+    kernels.ternary_encode(x, bounds, scales, KEY, wire, 2.5)
     kernels.ternary_decode(wire, bounds, scales, x, 1.0)
     kernels.ternary_decode(wire, bounds, scales, x)
     bits = vector(kernels.sign_bytes(n), torch.uint8, shift)

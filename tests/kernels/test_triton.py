@@ -55,7 +55,7 @@ for n in LENGTHS:
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
         def at_once():
             found, out = torch.zeros_like(scales), torch.zeros_like(wire)
-            kernels.ternary(x, bounds, 0.0, KEY, found, out)
+            kernels.ternary_encode(x, bounds, found, KEY, out, 0.0)
             return [found, out]
         both(at_once)
         def decode():
@@ -111,7 +111,7 @@ for n in LENGTHS:
         both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY)])
         def at_once():
             measured, out = torch.zeros_like(norms), x.new_zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-            kernels.quantise(x, bits, bucket, KEY, measured, out)
+            kernels.quantise_encode(x, bits, bucket, measured, KEY, out, True)
             return [measured, out]
         both(at_once)
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY)

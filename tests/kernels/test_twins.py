@@ -128,13 +128,13 @@ def test_ternary(n, parts, seed):
 
     def at_once():
         found, out = torch.full_like(scales, 7.0), torch.full_like(wire, 7)
-        kernels.ternary(x, bounds, 0.0, key, found, out)
+        kernels.ternary_encode(x, bounds, found, key, out, 0.0)
         assert torch.equal(found, kernels.absmax(x, bounds))
         assert torch.equal(out, kernels.ternary_encode(x, bounds, found, key))
-        kernels.ternary(x, bounds, 1.5, key, clipped := torch.full_like(scales, 7.0), out)
+        kernels.ternary_encode(x, bounds, clipped := torch.full_like(scales, 7.0), key, out, 1.5)
         assert torch.equal(clipped, clipped_scales(x, bounds, 1.5))  # of one backend: sums are its own
         assert torch.equal(out, kernels.ternary_encode(x, bounds, clipped, key))
-        kernels.ternary(x, bounds, 0.0, key, found, out)
+        kernels.ternary_encode(x, bounds, found, key, out, 0.0)
         return [found, out]
 
     both(at_once)
@@ -161,7 +161,7 @@ def test_quantise(n, bits, bucket, seed):
 
     def at_once():
         measured, out = torch.full_like(norms, 7.0), torch.full_like(wire, 7)
-        kernels.quantise(x, bits, bucket, key, measured, out)
+        kernels.quantise_encode(x, bits, bucket, measured, key, out, True)
         assert torch.equal(out, wire)
         assert torch.equal(measured, norms)
         return [measured, out]
@@ -457,7 +457,7 @@ def test_quantise_each(sizes, bits, bucket, seed):
     (rows,) = both(encode)
     for j, key in enumerate(keys.tolist()):
         norms, codes = torch.zeros(heads[j] // 4), torch.zeros(widths[j] - heads[j], dtype=torch.uint8)
-        kernels.quantise(x[edges[j] : edges[j + 1]], bits, bucket, tuple(key), norms, codes)
+        kernels.quantise_encode(x[edges[j] : edges[j + 1]], bits, bucket, norms, tuple(key), codes, True)
         assert torch.equal(rows[j, : heads[j]], norms.view(torch.uint8))
         assert torch.equal(rows[j, heads[j] : widths[j]], codes)
 

@@ -144,10 +144,7 @@ class QSGD(Unbiased, FewBytes, SingleCodec, Levelled):
         if self.code == "rice":
             length = kernels.levels_encode(flat, self.steps, self.bucket, norms, key, payload, measure)
             return wire[: 4 * norms.numel() + length]
-        if measure:
-            kernels.quantise(flat, self.bits, self.bucket, key, norms, payload)
-        else:
-            kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=payload)
+        kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, payload, measure)
         return wire
 
     def encode_each(self, chunks: Chunks, state: State, context: Context) -> Sequence[Tensor]:

@@ -89,7 +89,7 @@ class Ternary(FewBytes, SingleCodec, LinearCodec):
         wire = layout.buffers.of(self.wire_bytes(layout), flat.device)
         scales, payload = take(wire, torch.float32, len(layout.segments))
         if self.levels == 1 and self.deviation == "zero":
-            kernels.ternary(flat, layout.bounds, self.clip, key, scales, payload)
+            kernels.ternary_encode(flat, layout.bounds, scales, key, payload, self.clip)
             return wire
         scales.copy_(self._scales(flat, layout))
         if self.levels == 1:

@@ -14,7 +14,6 @@ from gossamer.kernels.levels import levels_decode, levels_encode, levels_most
 from gossamer.kernels.places import place_bytes, places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
-    quantise,
     quantise_accumulate_each,
     quantise_bytes,
     quantise_decode,
@@ -28,7 +27,6 @@ from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.small import small_decode, small_encode
 from gossamer.kernels.ternary import (
-    ternary,
     ternary_bytes,
     ternary_decode,
     ternary_encode,
@@ -59,7 +57,6 @@ __all__ = [
     "place_bytes",
     "places_decode",
     "places_encode",
-    "quantise",
     "quantise_accumulate_each",
     "quantise_bytes",
     "quantise_decode",
@@ -74,7 +71,6 @@ __all__ = [
     "small_decode",
     "small_encode",
     "sparse_mean",
-    "ternary",
     "ternary_bytes",
     "ternary_decode",
     "ternary_encode",

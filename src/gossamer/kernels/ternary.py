@@ -14,24 +14,21 @@ def ternary_bytes(n: int) -> int:
     return -(-n // TRITS)
 
 
-def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
+def ternary_encode(
+    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None, clip: float | None = None
+) -> Tensor:
     """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3; written to `out`, if there is one.
 
     t = (int32(x * 2**23 / scale) + (mix3(i) >> 9)) >> 23, which rounds up with the fraction's probability:
-    unbiased wherever |x| <= scale.
+    unbiased wherever |x| <= scale. With `clip` the `clipped_scales` of each segment are written to `scales` first: on a CPU what
+    fits into its caches is then read once from memory.
     Reads 4 and writes 1/5 bytes per element.
     """
     wire = uninitialised(ternary_bytes(x.numel()), x.device) if out is None else out
-    _encode(x, bounds, scales, None, key, wire)
+    _require(x, bounds, scales)
+    require_length("ternary", wire, ternary_bytes(x.numel()))
+    twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, wire)
     return wire
-
-
-def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, out: Tensor) -> None:
-    """`clipped_scales` of each segment, written to `scales`, and `ternary_encode` with them, written to `out`.
-
-    On a CPU what fits into its caches is read once from memory. Reads 4 and writes 1/5 bytes per element.
-    """
-    _encode(x, bounds, scales, clip, key, out)
 
 
 def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1) -> Tensor:
@@ -56,12 +53,6 @@ def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, we
     require_length("ternary", wire, ternary_bytes(out.numel()))
     factor = 1.0 if weight is None else weight
     twin("ternary", "read", out.device)(wire, bounds, scales, factor, out, weight is None)
-
-
-def _encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, out: Tensor) -> None:
-    _require(x, bounds, scales)
-    require_length("ternary", out, ternary_bytes(x.numel()))
-    twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, out)
 
 
 def _require(x: Tensor, bounds: Bounds, scales: Tensor) -> None:

@@ -16,7 +16,6 @@ from gossamer.kernels.levels import levels_decode, levels_encode, levels_most
 from gossamer.kernels.places import places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
-    quantise,
     quantise_decode,
     quantise_encode,
 )
@@ -25,7 +24,7 @@ from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.small import small_decode, small_encode
-from gossamer.kernels.ternary import ternary, ternary_decode, ternary_encode, ternary_levels
+from gossamer.kernels.ternary import ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
 # Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
@@ -59,7 +58,7 @@ def _ternary(x: Tensor) -> None:
     bounds, scales = (0, x.numel()), x[:1].clone()
     ternary_levels(x, bounds, scales, _KEY)
     wire, out = ternary_encode(x, bounds, scales, _KEY), x.clone()
-    ternary(x, bounds, 2.5, _KEY, scales, wire)
+    ternary_encode(x, bounds, scales, _KEY, wire, clip=2.5)
     ternary_decode(wire, bounds, scales, out, 1.0)
     ternary_decode(wire, bounds, scales, out)
 
@@ -67,7 +66,7 @@ def _ternary(x: Tensor) -> None:
 def _quantise(x: Tensor) -> None:
     norms = bucket_norms(x, 512, "max")
     wire, out = quantise_encode(x, 4, 512, norms, _KEY), x.clone()
-    quantise(x, 4, 512, _KEY, norms, wire)
+    quantise_encode(x, 4, 512, norms, _KEY, wire, measure=True)
     quantise_decode(wire, 4, 512, norms, out, 1.0)
     quantise_decode(wire, 4, 512, norms, out)
 
@@ -81,10 +80,8 @@ def _small(x: Tensor) -> None:
 
 
 def _levels(x: Tensor) -> None:
-    norms, wire = (
-        bucket_norms(x, 512, "max"),
-        torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device),
-    )
+    norms = bucket_norms(x, 512, "max")
+    wire = torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device)
     length = levels_encode(x, 7, 512, norms, _KEY, wire, True)
     levels_decode(wire[:length], 7, 512, norms, x.clone(), 1.0)
 

@@ -62,9 +62,9 @@ def cuts(n: int) -> Iterator[tuple[int, ...]]:
     yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
 
 
-def _both(anew: Calls, added: Calls) -> Calls:
-    """Decoding in place of what is there, and onto it with a weight."""
-    return lambda n: chain(anew(n), added(n))
+def _both(plain: Calls, more: Calls) -> Calls:
+    """Calls without a kernel's last argument, and calls with it."""
+    return lambda n: chain(plain(n), more(n))
 
 
 def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
@@ -80,7 +80,7 @@ def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):  # unclipped: a deviation agrees to its rounding only
-        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8)
+        yield x, bounds, torch.zeros_like(scales), key, torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), 0.0
 
 
 def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -139,7 +139,7 @@ def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
 def _by_magnitude(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = torch.zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire
+        yield x, bits, bucket, torch.zeros_like(norms), KEY, wire, True
 
 
 def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
@@ -337,11 +337,10 @@ CALLS: dict[str, Calls] = {
     "levels_encode": _to_rice,
     "places_decode": _from_places,
     "places_encode": _to_places,
-    "quantise": _by_magnitude,
     "quantise_accumulate_each": _from_rows,
     "quantise_decode": _both(_decoded_codes, _from_codes),
     "quantise_each": _by_chunks,
-    "quantise_encode": _to_codes,
+    "quantise_encode": _both(_to_codes, _by_magnitude),
     "scatter_add": _scatter,
     "small_decode": _both(_decoded_small, _from_small),
     "small_encode": _to_small,
@@ -350,9 +349,8 @@ CALLS: dict[str, Calls] = {
     "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
-    "ternary": _clipped_trits,
     "ternary_decode": _both(_decoded_trits, _from_trits),
-    "ternary_encode": _to_trits,
+    "ternary_encode": _both(_to_trits, _clipped_trits),
     "ternary_levels": _to_levels,
     "topk": _topk,
     "topk_each": _topk_each,
