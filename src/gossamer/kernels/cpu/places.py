@@ -34,9 +34,9 @@ def write_low(place: int, i: int, low: int, row: Bytes) -> None:
 
 
 @kernel
-def read_low(i: int, low: int, row: Bytes) -> int:
+def read_low(i: int, low: int, row: Bytes) -> np.int64:
     inlined()
-    bits = 0
+    bits = np.int64(0)
     for bit in range(low):
         at = i * low + bit
         bits |= np.int64((row[at >> 3] >> (at & 7)) & 1) << bit
