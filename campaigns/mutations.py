@@ -34,7 +34,7 @@ MUTATIONS = (
     Mutation("codec: a sum for a mean", "codecs/ternary.py", "self.levels * context.size)", "self.levels)", "tests/codecs/test_ternary.py::test_t3_integers_in_lanes_are_the_float_computation_bit_for_bit"),
     Mutation("codec: a maximum swallows NaN", "codecs/ternary.py", "own = torch.where(own.isfinite(), own, torch.inf)", "own = own.nan_to_num(0.0)", f"{CODECS}::test_one_rank_s_number_that_is_not_finite_is_seen_by_all"),
     Mutation("codec: too small a variance is stated", "codecs/qsgd.py", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 2", "return ((1 + (n - 1) / s**2) ** 0.5 - 1) / 4", "tests/codecs/test_qsgd.py::test_omega_is_the_least_upper_bound"),
-    Mutation("codec: an element too many", "codecs/topk.py", "(b - a) * (1 - 1e-12))", "(b - a))", "tests/codecs/test_topk.py::test_a_share_that_is_a_whole_number_of_elements_is_that_number"),
+    Mutation("codec: an element too many", "codecs/topk.py", "ratio * n * (1 - 1e-12))", "ratio * n)", "tests/codecs/test_topk.py::test_a_share_that_is_a_whole_number_of_elements_is_that_number"),
     Mutation("codec: no warm start", "codecs/powersgd.py", "torch.where(tops != 0, q, torch.stack(before))", "torch.stack(before)", "tests/codecs/test_powersgd.py::test_a_warm_start_on_a_fixed_matrix_converges_to_the_best_approximation"),
     Mutation("codec: all ranks have one rank's dice", "core/rng.py", "return self._key(name, self.rank)", "return self._key(name, 0)", f"{CODECS}::test_every_rank_step_and_seed_has_its_own_dice_or_there_are_none"),
     # who agrees with whom

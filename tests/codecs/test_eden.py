@@ -228,7 +228,7 @@ def test_backends_write_and_read_the_same_bits(width: int) -> None:
                 wire = torch.zeros(plane_bytes(numel, width), dtype=torch.uint8)
                 kernels.eden_encode(x, Rotation(width, size), key, scales, wire)
                 added, anew = x.clone(), x.clone()
-                kernels.eden_accumulate(wire, Rotation(width, size), words, scales, added, 0.3)
+                kernels.eden_decode(wire, Rotation(width, size), words, scales, added, 0.3)
                 kernels.eden_decode(wire, Rotation(width, size), words, scales, anew)
                 found.append([wire, scales, added, anew])
         for a, b in zip(*found, strict=True):

@@ -104,7 +104,7 @@ def test_backends_agree_in_every_bit(levels: int, numel: int) -> None:
             norms, wire = written(x, levels, 100)
             out, more = torch.full_like(x, 7.0), torch.ones_like(x)
             kernels.levels_decode(wire, levels, 100, norms, out)
-            kernels.levels_accumulate(wire, levels, 100, norms, more, 0.3)
+            kernels.levels_decode(wire, levels, 100, norms, more, 0.3)
             found.append(
                 (norms.view(torch.int32), wire, *(t.nan_to_num(nan=5.0).view(torch.int32) for t in (out, more)))
             )

@@ -10,7 +10,7 @@ from tests.runtime.gym import by_name, make, parameters, pull, sgd, train
 from gossamer import kernels
 from gossamer.bench.workloads import get
 from gossamer.codecs import DCTTopK, TileTopK
-from gossamer.codecs.tiles import Tiling, spread, tiling
+from gossamer.codecs.tiles import Tiling, spread
 from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.contracts import Codec
 from gossamer.core.errors import RecipeError, WireError
@@ -146,7 +146,7 @@ def test_what_was_sent_of_a_momentum_has_left_it() -> None:
     codec = DCTTopK(2, 4)
     for rank in ranks:
         (residual,) = [v for k, v in by_name(rank.worker.buckets, "memory", "residual").items() if k == "matrix"]
-        tiles = tiling((17, 13), 4, 4)
+        tiles = Tiling.of((17, 13), 4, 4)
         zero = (tiles.cosines(tiles.apart(residual.reshape(-1))).abs() < 1e-5).sum(1)
         whole = torch.arange(tiles.total).view(tiles.grid)[:4, :3].reshape(-1)  # those that an edge does not cut
         assert (zero[whole] >= codec.keep).all()

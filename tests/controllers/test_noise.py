@@ -8,10 +8,13 @@ from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, train
 from tests.schedules.rates import known_sgd
 from torch import Tensor, nn
 
-from gossamer.controllers.noise import look, tell
+from gossamer.codecs import FP32
+from gossamer.controllers import AdaScale
+from gossamer.controllers.noise import look
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Facts
 from gossamer.core.errors import AttachError, RecipeError
+from gossamer.exchanges import AllReduced
 from gossamer.recipe import Recipe
 
 DENSE = "allreduce(fp32()) + "
@@ -19,7 +22,8 @@ RANKS, NUMEL = 4, 50
 
 
 def facts(gradients: list[Tensor], step: int = 1) -> Facts:
-    sums = torch.stack([tell(Bucket.of({"x": g})) for g in gradients]).sum(0)
+    exchange = AllReduced(FP32())
+    sums = torch.stack([AdaScale().local(Bucket.of({"x": g}), exchange) for g in gradients]).sum(0)
     return Facts(step, 0.1, [Bucket.of({"x": torch.stack(gradients).mean(0)})], [sums])
 
 

@@ -31,7 +31,7 @@ from triton.runtime.jit import JITFunction
 import gossamer.kernels.gpu
 from gossamer import kernels
 from gossamer.kernels import layout
-from gossamer.kernels.forms import E2M1, E4M3, INT8, POWERS, Form, any_top, power_tops
+from gossamer.kernels.forms import E2M1, E4M3, INT8, POWERS, Form, float32_tops, power_tops
 
 Key = tuple[int, int]
 KEY: Key = (0xFFFFFFF0, 0x12345678)
@@ -150,11 +150,11 @@ def by_segment(n: int, shift: int) -> None:
     kernels.ternary_levels(x, bounds, scales, KEY, 5)
     wire = vector(kernels.ternary_bytes(n), torch.uint8, shift)
     kernels.ternary_encode(x, bounds, scales, KEY, out=wire)
-    kernels.ternary(x, bounds, 2.5, KEY, scales, wire)
-    kernels.ternary_accumulate(wire, bounds, scales, x)
+    kernels.ternary_encode(x, bounds, scales, KEY, wire, 2.5)
+    kernels.ternary_decode(wire, bounds, scales, x, 1.0)
     kernels.ternary_decode(wire, bounds, scales, x)
     bits = vector(kernels.sign_bytes(n), torch.uint8, shift)
-    kernels.sign_accumulate(bits, bounds, scales, x)
+    kernels.sign_decode(bits, bounds, scales, x, 1.0)
     kernels.sign_encode(x, bounds, 2, bits)
     kernels.sign_decode(bits, bounds, scales, x)
 
@@ -164,7 +164,7 @@ def by_bucket(n: int, bits: int, bucket: int, shift: int = 0) -> None:
     kernels.bucket_norms(x, bucket, "max")
     wire = vector(kernels.quantise_bytes(n, bits), torch.uint8, shift)
     kernels.quantise_encode(x, bits, bucket, norms, KEY, out=wire)
-    kernels.quantise_accumulate(wire, bits, bucket, norms, x)
+    kernels.quantise_decode(wire, bits, bucket, norms, x, 1.0)
     kernels.quantise_decode(wire, bits, bucket, norms, x)
 
 
@@ -172,8 +172,8 @@ def by_form(n: int, form: Form, bucket: int, key: Key | None, shift: int = 0) ->
     x, wire = vector(n, shift=shift), vector(n, torch.uint8, shift)
     for width in (torch.float32, torch.uint8) if form in (E4M3, POWERS) else (torch.float32,):
         tops = vector(-(-n // bucket), width)
-        kernels.small_encode(x, form, (power_tops if form is POWERS else any_top)(form), bucket, key, tops, wire)
-        kernels.small_accumulate(wire, form, bucket, tops, x)
+        kernels.small_encode(x, form, (power_tops if form is POWERS else float32_tops)(form), bucket, key, tops, wire)
+        kernels.small_decode(wire, form, bucket, tops, x, 1.0)
         kernels.small_decode(wire, form, bucket, tops, x)
 
 
@@ -187,7 +187,7 @@ def by_block(n: int, bits: int, block: int, shift: int = 0) -> None:
     n, wire = n // 64 * 64, vector(layout.plane_bytes(n // 64 * 64, bits), torch.uint8, shift)
     x, scales, key = vector(n, shift=shift), vector(layout.Rotated(n, block).blocks), vector(2, torch.int32)
     kernels.eden_encode(x, layout.Rotation(bits, block), KEY, scales, wire)
-    kernels.eden_accumulate(wire, layout.Rotation(bits, block), key, scales, x)
+    kernels.eden_decode(wire, layout.Rotation(bits, block), key, scales, x, 1.0)
     kernels.eden_decode(wire, layout.Rotation(bits, block), key, scales, x)
 
 

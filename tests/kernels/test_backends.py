@@ -23,7 +23,7 @@ import torch, gossamer.kernels as kernels
 assert kernels.backends() == ("torch",), kernels.backends()
 x = torch.randn(1000)
 scale = kernels.absmax(x, (0, 1000))
-kernels.ternary_accumulate(kernels.ternary_encode(x, (0, 1000), scale, (1, 2)), (0, 1000), scale, x)
+kernels.ternary_decode(kernels.ternary_encode(x, (0, 1000), scale, (1, 2)), (0, 1000), scale, x, 1.0)
 kernels.warmup()
 """
 
@@ -49,7 +49,7 @@ def test_warmup_compiles_everything_that_a_step_needs():
     x = torch.ones(10)
     kernels.scatter_add(x, kernels.topk(x, 3), x[:3].clone(), weight=0.5)
     kernels.lanes_unpack(kernels.lanes_pack(kernels.ternary_levels(x, (0, 10), x[:1], (1, 2)), 1, 8), 10, 1, 8)
-    kernels.sign_accumulate(torch.zeros(2, dtype=torch.uint8), (0, 10), x[:1], x, 0.5)
+    kernels.sign_decode(torch.zeros(2, dtype=torch.uint8), (0, 10), x[:1], x, 0.5)
     kernels.absmax_and_std(x, (0, 3, 10))
     assert compiled() == before
 

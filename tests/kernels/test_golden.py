@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gossamer import kernels
-from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, any_top, brain_tops, power_tops
+from gossamer.kernels.forms import E4M3, E5M2, INT8, POWERS, bfloat16_tops, float32_tops, power_tops
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 FILE = Path(__file__).parents[1] / "golden" / "kernels" / "wires.json"
@@ -47,8 +47,8 @@ def wires() -> dict[str, str]:
             norms = kernels.bucket_norms(x, 100, "max")
             found[f"levels{top}.{n}"] = room[: kernels.levels_encode(x, top, 100, norms, BEHIND, room)]
         small = {
-            "int8": (INT8, brain_tops),
-            "e4m3": (E4M3, any_top),
+            "int8": (INT8, bfloat16_tops),
+            "e4m3": (E4M3, float32_tops),
             "e5m2": (E5M2, power_tops),
             "powers": (POWERS, power_tops),
         }
@@ -59,7 +59,7 @@ def wires() -> dict[str, str]:
                 found[f"{name}{'' if key else '.nearest'}.{n}"] = torch.cat([tops.view(torch.uint8), codes])
         wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
         scales = kernels.sign_encode(x, bounds, 1, wire)
-        kernels.sign_accumulate(wire, bounds, scales, pending := x.clone(), -1.0)
+        kernels.sign_decode(wire, bounds, scales, pending := x.clone(), -1.0)
         scales = kernels.sign_encode(pending.add_(x), bounds, 1, wire)  # what the first message lost, and x again
         found[f"sign.{n}"] = torch.cat([wire, scales.view(torch.uint8)])
         inside = x[: n // 64 * 64]

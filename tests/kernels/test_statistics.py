@@ -46,7 +46,7 @@ def test_ternary_is_unbiased_with_the_variance_of_its_formula():
 
     def decode(k):
         out = torch.zeros(1000)
-        kernels.ternary_accumulate(kernels.ternary_encode(X, bounds, scale, k), bounds, scale, out)
+        kernels.ternary_decode(kernels.ternary_encode(X, bounds, scale, k), bounds, scale, out, 1.0)
         return out
 
     check(*draws(decode), (scale * X.abs() - X**2).double())
@@ -58,7 +58,7 @@ def test_quantise_is_unbiased_with_the_variance_of_its_formula(bits):
 
     def decode(k):
         out = torch.zeros(1000)
-        kernels.quantise_accumulate(kernels.quantise_encode(X, bits, 1000, norm, k), bits, 1000, norm, out)
+        kernels.quantise_decode(kernels.quantise_encode(X, bits, 1000, norm, k), bits, 1000, norm, out, 1.0)
         return out
 
     top = max(2 ** (bits - 1) - 1, 1)
@@ -104,7 +104,7 @@ def test_the_mean_over_ranks_averages_its_variance_down():
         out = torch.zeros(1000)
         for rank in range(ranks):
             wire = kernels.ternary_encode(X, bounds, scale, key(step, rank))
-            kernels.ternary_accumulate(wire, bounds, scale, out, 1 / ranks)
+            kernels.ternary_decode(wire, bounds, scale, out, 1 / ranks)
         errors.append((out - X).double().square().sum())
     expected = float((scale * X.abs() - X**2).sum()) / ranks
     assert float(torch.stack(errors).mean()) == pytest.approx(expected, rel=0.02)

@@ -17,7 +17,7 @@ SCRIPT = """
 import torch
 from gossamer import kernels
 from gossamer.kernels.backends import twin
-from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, float32_tops, bfloat16_tops, ocp_tops, power_tops
 from gossamer.kernels.layout import Places, Rotated, Rotation, plane_bytes
 device = "cuda" if torch.cuda.is_available() else "cpu"
 KEY = (0xFFFFFFF0, 0x12345678)
@@ -55,19 +55,19 @@ for n in LENGTHS:
         wire = kernels.ternary_encode(x, bounds, scales, KEY)
         def at_once():
             found, out = torch.zeros_like(scales), torch.zeros_like(wire)
-            kernels.ternary(x, bounds, 0.0, KEY, found, out)
+            kernels.ternary_encode(x, bounds, found, KEY, out, 0.0)
             return [found, out]
         both(at_once)
         def decode():
             out, over = x.clone(), x.clone()
-            kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+            kernels.ternary_decode(wire, bounds, scales, out, 0.3)
             kernels.ternary_decode(wire, bounds, scales, over)
             return [out, over]
         both(decode)
         def signs():
             wire, out, over = x.new_zeros(kernels.sign_bytes(n), dtype=torch.uint8), x.clone(), x.clone()
             said = kernels.sign_encode(x, bounds, 1, wire)
-            kernels.sign_accumulate(wire, bounds, said, out, 0.1)
+            kernels.sign_decode(wire, bounds, said, out, 0.1)
             kernels.sign_decode(wire, bounds, said, over)
             return [wire, said, out, over]
         both(signs)
@@ -75,10 +75,10 @@ for n in LENGTHS:
         if n:
             table = kernels.sketch_encode(x, rows, columns, KEY)
             both(lambda: [kernels.sketch_encode(x, rows, columns, KEY), kernels.sketch_estimate(table, n, KEY)])
-    small = ((INT8, brain_tops, 128, KEY), (E4M3, any_top, 100, KEY), (E5M2, clipping_tops, 7, None), (POWERS, power_tops, 4096, KEY),
-             (E2M1, power_tops, 32, KEY), (E2M1, any_top, 7, None), (E3M0, any_top, 32, KEY), (E3M0, clipping_tops, 16, None))
+    small = ((INT8, bfloat16_tops, 128, KEY), (E4M3, float32_tops, 100, KEY), (E5M2, ocp_tops, 7, None), (POWERS, power_tops, 4096, KEY),
+             (E2M1, power_tops, 32, KEY), (E2M1, float32_tops, 7, None), (E3M0, float32_tops, 32, KEY), (E3M0, ocp_tops, 16, None))
     for form, steps, bucket, key in small:
-        width = torch.uint8 if steps in (power_tops, clipping_tops) else torch.float32
+        width = torch.uint8 if steps in (power_tops, ocp_tops) else torch.float32
         tops, wire = x.new_zeros(-(-n // bucket), dtype=width), x.new_zeros(n, dtype=torch.uint8)
         def written():
             kernels.small_encode(x, form, steps(form), bucket, key, tops, wire)
@@ -86,7 +86,7 @@ for n in LENGTHS:
         both(written)
         def said():
             out, over = x.clone(), x.clone()
-            kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+            kernels.small_decode(wire, form, bucket, tops, out, 0.7)
             kernels.small_decode(wire, form, bucket, tops, over)
             return [out, over]
         both(said)
@@ -101,7 +101,7 @@ for n in LENGTHS:
         words = torch.tensor([KEY[0] - 2**32, KEY[1]], dtype=torch.int32, device=device)
         def said():
             out, over = inside.clone(), inside.clone()
-            kernels.eden_accumulate(wire, Rotation(bits, block), words, scales, out, 0.7)
+            kernels.eden_decode(wire, Rotation(bits, block), words, scales, out, 0.7)
             kernels.eden_decode(wire, Rotation(bits, block), words, scales, over)
             return [out, over]
         both(said)
@@ -111,13 +111,13 @@ for n in LENGTHS:
         both(lambda: [kernels.quantise_encode(x, bits, bucket, norms, KEY)])
         def at_once():
             measured, out = torch.zeros_like(norms), x.new_zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-            kernels.quantise(x, bits, bucket, KEY, measured, out)
+            kernels.quantise_encode(x, bits, bucket, measured, KEY, out, True)
             return [measured, out]
         both(at_once)
         codes = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         def decode():
             out, over = x.clone(), x.clone()
-            kernels.quantise_accumulate(codes, bits, bucket, norms, out, 0.7)
+            kernels.quantise_decode(codes, bits, bucket, norms, out, 0.7)
             kernels.quantise_decode(codes, bits, bucket, norms, over)
             return [out, over]
         both(decode)
@@ -136,8 +136,8 @@ for bad in (float("nan"), float("inf")):
     both(lambda: [kernels.absmax(x, (0, 2, 5, 6)), kernels.bucket_norms(x, 4, "max")])
     def spoilt():
         tops, out = x.new_zeros(2), x.clone()
-        kernels.small_encode(x, E4M3, any_top(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
-        kernels.small_accumulate(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out)
+        kernels.small_encode(x, E4M3, float32_tops(E4M3), 4, KEY, tops, x.new_zeros(6, dtype=torch.uint8))
+        kernels.small_decode(x.new_ones(6, dtype=torch.uint8), E4M3, 4, tops, out, 1.0)
         return [tops, out.isnan()]
     both(spoilt)
     near(lambda: kernels.absmax_and_rms(x, (0, 2, 5, 6)))

@@ -18,9 +18,9 @@ from gossamer.kernels.forms import (
     E5M2,
     INT8,
     POWERS,
-    any_top,
-    brain_tops,
-    clipping_tops,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
     power_tops,
     stretched,
 )
@@ -73,12 +73,12 @@ def test_to_decode_is_to_add_to_zeros(backend):
     norms = torch.tensor([0.0, 2.0, 0.0, 1.0, 0.5, 3.0])
     with kernels.using(backend):
         added = torch.zeros(n)
-        kernels.ternary_accumulate(wire[: kernels.ternary_bytes(n)], bounds, scales, added)
+        kernels.ternary_decode(wire[: kernels.ternary_bytes(n)], bounds, scales, added, 1.0)
         decoded = anew(lambda out: kernels.ternary_decode(wire[: kernels.ternary_bytes(n)], bounds, scales, out), n)
         assert torch.equal(added.view(torch.int32), decoded)
         for bits in range(1, 9):
             codes, added = wire[: kernels.quantise_bytes(n, bits)], torch.zeros(n)
-            kernels.quantise_accumulate(codes, bits, 512, norms, added)
+            kernels.quantise_decode(codes, bits, 512, norms, added, 1.0)
             decoded = anew(lambda out, c=codes, b=bits: kernels.quantise_decode(c, b, 512, norms, out), n)
             assert torch.equal(added.view(torch.int32), decoded)
 
@@ -120,7 +120,7 @@ def test_ternary(n, parts, seed):
 
     def decode():
         out = start.clone()
-        kernels.ternary_accumulate(wire, bounds, scales, out, 0.3)
+        kernels.ternary_decode(wire, bounds, scales, out, 0.3)
         return [out]
 
     both(decode)
@@ -128,19 +128,19 @@ def test_ternary(n, parts, seed):
 
     def at_once():
         found, out = torch.full_like(scales, 7.0), torch.full_like(wire, 7)
-        kernels.ternary(x, bounds, 0.0, key, found, out)
+        kernels.ternary_encode(x, bounds, found, key, out, 0.0)
         assert torch.equal(found, kernels.absmax(x, bounds))
         assert torch.equal(out, kernels.ternary_encode(x, bounds, found, key))
-        kernels.ternary(x, bounds, 1.5, key, clipped := torch.full_like(scales, 7.0), out)
+        kernels.ternary_encode(x, bounds, clipped := torch.full_like(scales, 7.0), key, out, 1.5)
         assert torch.equal(clipped, clipped_scales(x, bounds, 1.5))  # of one backend: sums are its own
         assert torch.equal(out, kernels.ternary_encode(x, bounds, clipped, key))
-        kernels.ternary(x, bounds, 0.0, key, found, out)
+        kernels.ternary_encode(x, bounds, found, key, out, 0.0)
         return [found, out]
 
     both(at_once)
     (levels,) = both(lambda: [kernels.ternary_levels(x, bounds, scales, key, 1)])
     out = torch.zeros(n)
-    kernels.ternary_accumulate(wire, bounds, scales, out)
+    kernels.ternary_decode(wire, bounds, scales, out, 1.0)
     lengths = torch.tensor(bounds).diff()
     assert torch.equal(out, levels * scales.repeat_interleave(lengths))
     both(lambda: [kernels.ternary_levels(x, bounds, scales, key, 1 + seed % 127)])
@@ -161,7 +161,7 @@ def test_quantise(n, bits, bucket, seed):
 
     def at_once():
         measured, out = torch.full_like(norms, 7.0), torch.full_like(wire, 7)
-        kernels.quantise(x, bits, bucket, key, measured, out)
+        kernels.quantise_encode(x, bits, bucket, measured, key, out, True)
         assert torch.equal(out, wire)
         assert torch.equal(measured, norms)
         return [measured, out]
@@ -171,13 +171,13 @@ def test_quantise(n, bits, bucket, seed):
 
     def decode():
         out = start.clone()
-        kernels.quantise_accumulate(wire, bits, bucket, norms, out, 0.7)
+        kernels.quantise_decode(wire, bits, bucket, norms, out, 0.7)
         return [out]
 
     both(decode)
     both(lambda: [anew(lambda out: kernels.quantise_decode(wire, bits, bucket, norms, out), n)])
     out = torch.zeros(n)
-    kernels.quantise_accumulate(wire, bits, bucket, norms, out)
+    kernels.quantise_decode(wire, bits, bucket, norms, out, 1.0)
     top = max(2 ** (bits - 1) - 1, 1)
     spacing = norms.repeat_interleave(bucket)[:n] * (2 if bits == 1 else 1) / top
     assert bool(((out - x).abs() <= spacing * (1 + 1e-6)).all())
@@ -207,15 +207,15 @@ def test_variants_of_a_kernel_have_names_of_their_own_in_the_cache() -> None:
 @given(
     n=st.sampled_from(SIZES),
     compiled=st.sampled_from(COMPILED),
-    steps=st.sampled_from([any_top, brain_tops, power_tops, clipping_tops]),
+    steps=st.sampled_from([float32_tops, bfloat16_tops, power_tops, ocp_tops]),
     bucket=st.sampled_from([1, 3, 32, 200]),
     seed=st.integers(0, 2**20),
 )
 def test_small_numbers(n, compiled, steps, bucket, seed):
     form, byte, usual, key = compiled
-    if byte and steps in (any_top, brain_tops):
+    if byte and steps in (float32_tops, bfloat16_tops):
         steps = power_tops  # which a byte can hold
-    width = torch.uint8 if byte and steps in (power_tops, clipping_tops) else torch.float32
+    width = torch.uint8 if byte and steps in (power_tops, ocp_tops) else torch.float32
     bucket = (4096 if form == POWERS else 128) if usual else bucket  # what is compiled for one length, and for any
     x, start, buckets = values(n, seed) * 10.0 ** (seed % 50 - 25), values(n, seed + 1), -(-n // bucket)
     if n > 5 and seed % 3 == 0:
@@ -231,10 +231,10 @@ def test_small_numbers(n, compiled, steps, bucket, seed):
 
     def decode():
         out, over = start.clone(), torch.full((n,), float("nan"))
-        kernels.small_accumulate(wire, form, bucket, tops, out, 0.7)
+        kernels.small_decode(wire, form, bucket, tops, out, 0.7)
         kernels.small_decode(wire, form, bucket, tops, over)
         added = torch.zeros(n)
-        kernels.small_accumulate(wire, form, bucket, tops, added)
+        kernels.small_decode(wire, form, bucket, tops, added, 1.0)
         assert torch.equal(over.view(torch.int32), added.view(torch.int32))
         return [out, over]
 
@@ -252,7 +252,7 @@ def test_signs(n, parts, seed):
             wire = torch.empty(kernels.sign_bytes(n), dtype=torch.uint8)
             scales = kernels.sign_encode(values(n, seed), bounds, power, wire)
             kernels.sign_decode(wire, bounds, scales, out := torch.empty(n))
-            kernels.sign_accumulate(wire, bounds, scales, added := values(n, seed + 9), 0.25)
+            kernels.sign_decode(wire, bounds, scales, added := values(n, seed + 9), 0.25)
             results += [wire, scales, added, out]
         return results
 
@@ -457,7 +457,7 @@ def test_quantise_each(sizes, bits, bucket, seed):
     (rows,) = both(encode)
     for j, key in enumerate(keys.tolist()):
         norms, codes = torch.zeros(heads[j] // 4), torch.zeros(widths[j] - heads[j], dtype=torch.uint8)
-        kernels.quantise(x[edges[j] : edges[j + 1]], bits, bucket, tuple(key), norms, codes)
+        kernels.quantise_encode(x[edges[j] : edges[j + 1]], bits, bucket, norms, tuple(key), codes, True)
         assert torch.equal(rows[j, : heads[j]], norms.view(torch.uint8))
         assert torch.equal(rows[j, heads[j] : widths[j]], codes)
 
@@ -471,7 +471,7 @@ def test_quantise_each(sizes, bits, bucket, seed):
     one = values(sizes[0], seed + 1)
     for row in same:
         norms, codes = row[: heads[0]].clone().view(torch.float32), row[heads[0] : widths[0]]
-        kernels.quantise_accumulate(codes, bits, bucket, norms, one)
+        kernels.quantise_decode(codes, bits, bucket, norms, one, 1.0)
     assert torch.equal(out, one)
 
 

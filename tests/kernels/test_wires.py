@@ -38,9 +38,9 @@ def test_byte_counts():
 def test_a_wire_of_the_wrong_length_is_refused(wrong):
     out, one = torch.zeros(100), torch.ones(1)
     wires = {
-        kernels.ternary_bytes(100): lambda w: kernels.ternary_accumulate(w, (0, 100), one, out),
-        kernels.quantise_bytes(100, 5): lambda w: kernels.quantise_accumulate(w, 5, 512, one, out),
-        kernels.sign_bytes(100): lambda w: kernels.sign_accumulate(w, (0, 100), one, out),
+        kernels.ternary_bytes(100): lambda w: kernels.ternary_decode(w, (0, 100), one, out, 1.0),
+        kernels.quantise_bytes(100, 5): lambda w: kernels.quantise_decode(w, 5, 512, one, out, 1.0),
+        kernels.sign_bytes(100): lambda w: kernels.sign_decode(w, (0, 100), one, out, 1.0),
     }
     for length, decode in wires.items():
         with pytest.raises(CorruptWire, match=f"expected {length} bytes, got {length + wrong}"):
@@ -57,10 +57,10 @@ def test_any_bytes_of_the_right_length_decode_to_finite_values(backend, n, bits,
 
     out, one = torch.zeros(n), torch.ones(1)
     with kernels.using(backend):
-        kernels.ternary_accumulate(garbage(kernels.ternary_bytes(n)), (0, n), one, out)
-        kernels.sign_accumulate(garbage(kernels.sign_bytes(n)), (0, n), one, out)
+        kernels.ternary_decode(garbage(kernels.ternary_bytes(n)), (0, n), one, out, 1.0)
+        kernels.sign_decode(garbage(kernels.sign_bytes(n)), (0, n), one, out, 1.0)
         norms = torch.ones(-(-n // 64))
-        kernels.quantise_accumulate(garbage(kernels.quantise_bytes(n, bits)), bits, 64, norms, out)
+        kernels.quantise_decode(garbage(kernels.quantise_bytes(n, bits)), bits, 64, norms, out, 1.0)
     assert bool(out.isfinite().all())
 
 
@@ -122,16 +122,16 @@ def test_a_scale_that_is_not_finite_spoils_its_whole_segment(bad):
     n, bounds = 1000, (0, 400, 1000)
     x, scales = torch.zeros(n), torch.tensor([1.0, bad])
     out = torch.zeros(n)
-    kernels.ternary_accumulate(kernels.ternary_encode(x, bounds, scales, KEY), bounds, scales, out)
+    kernels.ternary_decode(kernels.ternary_encode(x, bounds, scales, KEY), bounds, scales, out, 1.0)
     assert bool(out[:400].isfinite().all())
     assert bool(out[400:].isnan().all())
     out = torch.zeros(n)
-    kernels.sign_accumulate(torch.zeros(125, dtype=torch.uint8), bounds, scales, out)
+    kernels.sign_decode(torch.zeros(125, dtype=torch.uint8), bounds, scales, out, 1.0)
     assert torch.equal(out.isnan(), torch.arange(n) >= 400)
     for bits in (1, 4, 5):
         out = torch.zeros(n)
         wire = kernels.quantise_encode(x, bits, 500, scales, KEY)
-        kernels.quantise_accumulate(wire, bits, 500, scales, out)
+        kernels.quantise_decode(wire, bits, 500, scales, out, 1.0)
         assert torch.equal(out.isnan(), torch.arange(n) >= 500)
 
 
@@ -155,17 +155,17 @@ def test_zeros_decode_to_exactly_zero_and_the_scale_itself_is_exact():
     x = torch.zeros(777)
     scales = kernels.absmax(x, (0, 777))
     out = torch.zeros(777)
-    kernels.ternary_accumulate(kernels.ternary_encode(x, (0, 777), scales, KEY), (0, 777), scales, out)
+    kernels.ternary_decode(kernels.ternary_encode(x, (0, 777), scales, KEY), (0, 777), scales, out, 1.0)
     for bits in range(1, 9):
         norms = kernels.bucket_norms(x, 100, "max")
-        kernels.quantise_accumulate(kernels.quantise_encode(x, bits, 100, norms, KEY), bits, 100, norms, out)
+        kernels.quantise_decode(kernels.quantise_encode(x, bits, 100, norms, KEY), bits, 100, norms, out, 1.0)
     assert torch.equal(out, x)
     for value in (0.1, -3.3, 1e-20, 1e30):
         x = torch.full((1,), value)
         for bits in (1, 2, 8):
             out = torch.zeros(1)
             wire = kernels.quantise_encode(x, bits, 1, x.abs(), KEY)
-            kernels.quantise_accumulate(wire, bits, 1, x.abs(), out)
+            kernels.quantise_decode(wire, bits, 1, x.abs(), out, 1.0)
             torch.testing.assert_close(out, x, rtol=2e-7, atol=0)
 
 

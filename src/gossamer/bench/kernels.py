@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.kernels.backends import chosen
-from gossamer.kernels.forms import E4M3, INT8, any_top
+from gossamer.kernels.forms import E4M3, INT8, float32_tops
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 
 _REPEATS = 7
@@ -64,19 +64,19 @@ def _calls(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "absmax", lambda: kernels.absmax(x, bounds)
     wire = kernels.ternary_encode(x, bounds, scales, _KEY)
     yield "ternary.encode", lambda: kernels.ternary_encode(x, bounds, scales, _KEY)
-    yield "ternary.decode", lambda: kernels.ternary_accumulate(wire, bounds, scales, out)
+    yield "ternary.decode", lambda: kernels.ternary_decode(wire, bounds, scales, out, 1.0)
     norms = kernels.bucket_norms(x, 512, "max")
     codes = kernels.quantise_encode(x, 4, 512, norms, _KEY)
     yield "quantise4.encode", lambda: kernels.quantise_encode(x, 4, 512, norms, _KEY)
-    yield "quantise4.decode", lambda: kernels.quantise_accumulate(codes, 4, 512, norms, out)
+    yield "quantise4.decode", lambda: kernels.quantise_decode(codes, 4, 512, norms, out, 1.0)
     yield from _levels(x, norms, out)
     yield from _rotations(x, out)
     tops = x.new_zeros(-(-n // 128))
     small = x.new_zeros(n, dtype=torch.uint8)
     for name, form in (("int8", INT8), ("e4m3", E4M3)):
-        steps = any_top(form)
+        steps = float32_tops(form)
         yield f"{name}.encode", lambda f=form, s=steps: kernels.small_encode(x, f, s, 128, _KEY, tops, small)
-        yield f"{name}.decode", lambda f=form: kernels.small_accumulate(small, f, 128, tops, out)
+        yield f"{name}.decode", lambda f=form: kernels.small_decode(small, f, 128, tops, out, 1.0)
     bits = x.new_empty(kernels.sign_bytes(n), dtype=torch.uint8)
     said = kernels.sign_encode(x, bounds, 2, bits)
     yield "sign.encode", lambda: kernels.sign_encode(x, bounds, 2, bits)
@@ -92,7 +92,7 @@ def _levels(x: Tensor, norms: Tensor, out: Tensor) -> Iterator[tuple[str, Callab
     room = x.new_zeros(kernels.levels_most(x.numel(), 7), dtype=torch.uint8)
     wire = room[: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)]
     yield "levels7.encode", lambda: kernels.levels_encode(x, 7, 512, norms, _KEY, room, True)
-    yield "levels7.decode", lambda: kernels.levels_accumulate(wire, 7, 512, norms, out)
+    yield "levels7.decode", lambda: kernels.levels_decode(wire, 7, 512, norms, out, 1.0)
 
 
 def _rotations(x: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -104,7 +104,7 @@ def _rotations(x: Tensor, out: Tensor) -> Iterator[tuple[str, Callable[[], objec
         scales = x.new_zeros(Rotated(x.numel(), 1024).blocks)
         wire = x.new_zeros(plane_bytes(x.numel(), bits), dtype=torch.uint8)
         yield f"eden{bits}.encode", lambda f=form, s=scales, w=wire: kernels.eden_encode(x, f, _KEY, s, w)
-        yield f"eden{bits}.decode", lambda f=form, s=scales, w=wire: kernels.eden_accumulate(w, f, key, s, out)
+        yield f"eden{bits}.decode", lambda f=form, s=scales, w=wire: kernels.eden_decode(w, f, key, s, out, 1.0)
 
 
 def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -127,12 +127,9 @@ class _Bins(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _bins(longest: int, segments: tuple[Segment, ...]) -> _Bins:
-    firsts, lengths = (torch.tensor([*numbers], dtype=torch.long) for numbers in _edges(segments))
+    firsts = torch.tensor([s.offset for s in segments], dtype=torch.long)
+    lengths = torch.tensor([s.numel for s in segments], dtype=torch.long)
     counts = (lengths + longest - 1) // longest
     segment = torch.arange(len(segments)).repeat_interleave(counts)
     inside = longest * (torch.arange(len(segment)) - (counts.cumsum(0) - counts)[segment])
     return _Bins(segment, firsts[segment] + inside, (lengths[segment] - inside).clamp(max=longest))
-
-
-def _edges(segments: tuple[Segment, ...]) -> tuple[list[int], list[int]]:
-    return [s.offset for s in segments], [s.numel for s in segments]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.codecs.atoms import Basis, EntryAtom, Shape
+from gossamer.codecs.base import FewBytes, Unbiased
 from gossamer.codecs.noise import uniform
 from gossamer.codecs.waterfill import independent, probabilities, systematic
 from gossamer.core.binding import Binding
@@ -22,7 +23,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("atomo", sample="atomo(entry(), share=0.25)")
-class Atomo(Codec):
+class Atomo(Unbiased, FewBytes, Codec):
     """ATOMO: write a tensor as a sum of atoms and keep a random few, larger ones with higher probability.
 
     g = sum_k c_k a_k;  decoded sum over the kept of c_k / p_k a_k, atom k being kept with probability p_k. Unbiased whatever p
@@ -80,16 +81,8 @@ class Atomo(Codec):
         )
 
     @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
     def contracts(self) -> bool:
         return False  # its variance exceeds the gradient itself
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
 
     def omega(self, layout: Layout) -> float:
         """Upper bound, attained if all atoms are equally likely: count / budget - 1."""
@@ -133,7 +126,9 @@ class Atomo(Codec):
         flat, (groups, plain) = block.flat.float(), self._ways(block.layout)
         scales = _scales(flat, block.layout)
         rows = [r for g in groups for r in self._drawn(g, flat, scales, block.name, context)]
-        said = [] if self.draws == "systematic" else [_numbers([r.shape[0] for r in rows], flat.device)]
+        said = list[Tensor]()
+        if self.draws == "independent":
+            said.append(torch.tensor([r.shape[0] for r in rows], dtype=torch.int32, device=flat.device))
         return pack(*said, *(flat[s.offset : s.offset + s.numel] for s in plain), *rows, flat[:0])
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
@@ -233,10 +228,6 @@ class _SameShape(NamedTuple):
         return self.basis.count(self.shape)
 
 
-def _numbers(counts: list[int], device: torch.device) -> Tensor:
-    return torch.tensor(counts, dtype=torch.int32, device=device)
-
-
 def _scales(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """Scale of every tensor: the largest power of two not above its largest element; NaN if some element is not finite.
 
@@ -254,6 +245,3 @@ def _sized(group: _SameShape, flat: Tensor, scale: Tensor) -> Tensor:
     tensors = views[0] if len(views) == 1 else torch.cat(views)
     sized = tensors / scale.view(-1, *[1] * len(group.shape))
     return sized.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-
-__all__ = ["Atomo"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.topk import add
 from gossamer.core.binding import Binding
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import Part, part, require
@@ -159,12 +160,7 @@ class EntryAtom(Basis):
         return _Coefficients(tensors.reshape(tensors.shape[0], -1), None)
 
     def add(self, rows: Tensor, shape: Shape, into: Tensor, weight: float) -> None:
-        places, values = _read(rows)
-        if into.dtype == torch.float32:
-            kernels.scatter_add(into, places, values, weight)
-            return
-        places, values = kernels.within(places, values, into.numel())
-        into.index_add_(0, places.long(), values.to(into.dtype), alpha=weight)
+        add(*_read(rows), into, weight)
 
 
 @final
@@ -217,6 +213,3 @@ def waves(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     waves = torch.cos(pi / length * torch.outer(k, k + 0.5)) * (2 / length) ** 0.5
     waves[0] /= 2**0.5
     return waves.to(device, dtype)
-
-
-__all__ = ["DCT", "Atoms", "Basis", "EntryAtom", "Shape", "SharedBasis", "waves"]

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, final
 import torch
 from torch import Tensor
 
+from gossamer.codecs.base import Unbiased
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context
 from gossamer.core.errors import WireError
@@ -15,7 +16,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("bernoulli", sample="bernoulli(bucket=4)")
-class Bernoulli(Codec):
+class Bernoulli(Unbiased, Codec):
     """Keep each element of a bucket with probability |x_k| / |x|_p, and decode it as sign(x_k) |x|_p.
 
     Unbiased; E|Q(x) - x|^2 = |x|_1 |x|_p - |x|^2 per bucket of d elements, at most d - 1 times |x|^2 for the sum norm (p = 1)
@@ -48,10 +49,6 @@ class Bernoulli(Codec):
         require(self.bucket >= 1, f"bernoulli: bucket must be at least 1, got {self.bucket}")
 
     @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
     def contracts(self) -> bool:
         return self._omega(self.bucket) < 1
 
@@ -71,9 +68,8 @@ class Bernoulli(Codec):
         flat = block.flat.double()
         norms = self._norms(flat)
         shares = flat.abs() / _each(norms.double(), self.bucket, block.numel)
-        kept = (
-            context.rng.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
-        )  # 0 / 0 is below nothing
+        # No number is below 0 / 0.
+        kept = context.rng.uniform(f"{block.name}/bernoulli", block.numel).to(flat.device) < shares
         places = kept.nonzero().view(-1)
         signed = torch.where(flat[places] < 0, ~places, places)  # the sign of a place is its element's
         count = torch.tensor([len(places)], dtype=torch.int32, device=flat.device)

@@ -1,11 +1,12 @@
 """Plain floats: float32 (or float64), bfloat16 and float16."""
 
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import Unbiased
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part
@@ -21,7 +22,7 @@ def _read(name: str, wire: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor
 
 @final
 @part("fp32")
-class FP32(Codec, LinearCodec):
+class FP32(Unbiased, Codec, LinearCodec):
     """Full precision: float32, or float64 for a double-precision model.
 
     Use: on fast links, as the baseline, and in a rule for small or sensitive parameters.
@@ -35,10 +36,6 @@ class FP32(Codec, LinearCodec):
     >>> FP32().encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))).numel()
     8
     """
-
-    @property
-    def unbiased(self) -> bool:
-        return True
 
     @property
     def exact(self) -> bool:
@@ -76,6 +73,8 @@ class FP32(Codec, LinearCodec):
 class _Half(Codec, LinearCodec):
     """Shared code of bf16 and fp16: rounding to the nearest 16-bit number."""
 
+    dtype: ClassVar[torch.dtype]
+
     @property
     def unbiased(self) -> bool:
         return False
@@ -95,17 +94,17 @@ class _Half(Codec, LinearCodec):
 
     def _new(self, block: Bucket) -> Tensor:
         """Buffer for the bucket's numbers in 16 bits."""
-        return block.layout.buffers.of(2 * block.numel, block.flat.device).view(_dtype(self))
+        return block.layout.buffers.of(2 * block.numel, block.flat.device).view(self.dtype)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        into.add_(_read(self.name, wire, _dtype(self), layout), alpha=weight)
+        into.add_(_read(self.name, wire, self.dtype, layout), alpha=weight)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        out.copy_(_read(self.name, wire, _dtype(self), layout))
+        out.copy_(_read(self.name, wire, self.dtype, layout))
 
     @property
     def sum_rounding(self) -> float:
-        return torch.finfo(_dtype(self)).eps / 2
+        return torch.finfo(self.dtype).eps / 2
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         mine = torch.div(block.flat, context.size, out=self._new(block))  # first: a sum of N could overflow fp16
@@ -117,10 +116,6 @@ class _Half(Codec, LinearCodec):
             into.add_(share, alpha=weight * context.size)
 
         return ReduceResult(mean.copy_(total), add_sent)
-
-
-def _dtype(codec: _Half) -> torch.dtype:
-    return torch.bfloat16 if isinstance(codec, BF16) else torch.float16
 
 
 @final
@@ -142,6 +137,8 @@ class BF16(_Half):
     tensor([1., 1.])
     """
 
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
+
 
 @final
 @part("fp16")
@@ -160,6 +157,8 @@ class FP16(_Half):
     >>> codec.decode(codec.encode(block, {}, Context(0, 1, 0, CounterRng(0, 0, 0))), block)
     tensor([1., inf])
     """
+
+    dtype: ClassVar[torch.dtype] = torch.float16
 
     @property
     def any_size(self) -> bool:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.casts import FP32
+from gossamer.codecs.topk import count_of
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Context, LinearCodec, ReduceResult
 from gossamer.core.errors import AttachError
-from gossamer.core.parts import part, require
+from gossamer.core.parts import Part, part, require
 from gossamer.core.rng import Key
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
@@ -59,15 +61,7 @@ class CountSketch(Biased, LinearCodec):
         require(
             0 < self.ratio <= 1, f"count_sketch: ratio must lie in (0, 1], got {self.ratio}; 0.002 sends one in 500"
         )
-        odd = 1 <= self.rows < 100 and self.rows % 2 == 1
-        require(
-            odd,
-            f"count_sketch: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual",
-        )
-        require(
-            self.columns is None or self.columns >= 1,
-            f"count_sketch: columns must be at least 1, got {self.columns}; leave it out for two cells a candidate",
-        )
+        require_table(self.name, self.rows, self.columns, "two cells a candidate")
         require(
             self.candidates >= 1,
             f"count_sketch: candidates must be at least 1, got {self.candidates}; 4 to 16 are usual",
@@ -82,12 +76,7 @@ class CountSketch(Biased, LinearCodec):
         return 100.0  # the more elements share a table, the fewer are found where nothing is
 
     def fits(self, binding: Binding) -> None:
-        longest = max((layout.numel for layout in binding.layouts), default=0)
-        if self.columns is not None and longest and self.rows * self.columns >= longest:
-            raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
-            )
+        refuse_long_table(self, self.rows * (self.columns or 0), binding)
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         if self._is_plain(layout):
@@ -96,7 +85,7 @@ class CountSketch(Biased, LinearCodec):
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         if self._is_plain(block.layout):
-            return (yield from _as_it_is(block, context))
+            return (yield from FP32().average(block, state, context))
         key = context.rng.shared_key(f"{block.name}/count_sketch")
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
         table = yield from all_reduce(mine)
@@ -104,7 +93,7 @@ class CountSketch(Biased, LinearCodec):
         own = _once(block.flat[asked], asked)
         total = yield from all_reduce(own.clone())
 
-        kept = kernels.topk(total.float(), self._count(block.layout)).long()
+        kept = kernels.topk(total.float(), count_of(self.ratio, block.numel)).long()
         # A number that is not finite may have hidden the others, and itself: the table shows it, so all that is said does.
         spoilt = peak(table).to(own.dtype) * 0
         places, sent, values = asked[kept], own[kept], total[kept] / context.size + spoilt
@@ -127,11 +116,8 @@ class CountSketch(Biased, LinearCodec):
         heavy = estimates[largest].double().square() * count >= _energy(table)
         return torch.where(heavy, largest, _one_of_each_run(count, block.numel, key, table.device)).sort().values
 
-    def _count(self, layout: Layout) -> int:
-        return ceil(self.ratio * layout.numel * (1 - 1e-12))
-
     def _asked(self, layout: Layout) -> int:
-        return min(self.candidates * self._count(layout), layout.numel)
+        return min(self.candidates * count_of(self.ratio, layout.numel), layout.numel)
 
     def _columns(self, layout: Layout) -> int:
         return ceil(2 * self._asked(layout) / self.rows) if self.columns is None else self.columns
@@ -140,14 +126,22 @@ class CountSketch(Biased, LinearCodec):
         return self.rows * self._columns(layout) + self._asked(layout) >= layout.numel
 
 
-def _as_it_is(block: Bucket, context: Context) -> Program[ReduceResult]:
-    own = block.flat.clone()
-    total = yield from all_reduce(own.clone())
+def require_table(name: str, rows: int, columns: int | None, usual: str) -> None:
+    """Refuse a table that no bucket can have; `usual` is what it has without `columns`."""
+    odd = 1 <= rows < 100 and rows % 2 == 1
+    require(odd, f"{name}: rows must be odd (for the median) and below 100, got {rows}; 5 is usual")
+    fits = columns is None or columns >= 1
+    require(fits, f"{name}: columns must be at least 1, got {columns}; leave it out for {usual}")
 
-    def add_sent(into: Tensor, weight: float) -> None:
-        into.add_(own, alpha=weight)
 
-    return ReduceResult(torch.div(total, context.size, out=block.for_mean()), add_sent)
+def refuse_long_table(part: Part, cells: int, binding: Binding) -> None:
+    """Refuse a table of so many cells if no bucket of the model is longer."""
+    longest = max((layout.numel for layout in binding.layouts), default=0)
+    if longest and cells >= longest:
+        raise AttachError(
+            f"{part}: a sketch of {cells:,} cells is no shorter than the longest bucket of this model, which has {longest:,} "
+            "elements; use fewer columns, or leave columns out to follow the bucket's length"
+        )
 
 
 def _once(values: Tensor, places: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
 """DeMo's codec: the top-k DCT coefficients of each tile."""
 
-from collections.abc import Iterator
 from typing import Annotated, final
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.codecs.tiles import Tiling, check_side, largest, spread, tiling
+from gossamer.codecs.base import FewBytes
+from gossamer.codecs.tiles import TiledParameter, check_side, largest, pieces, spread
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
@@ -17,7 +17,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("dct_topk")
-class DCTTopK(Biased, Codec):
+class DCTTopK(Biased, FewBytes, Codec):
     """Send the `keep` largest DCT coefficients of every tile of `side` by `side` elements.
 
     q = top_k(D X D'), C(X) = D' q D, with D orthonormal: |x - C(x)|^2 <= (1 - k/n) |x|^2. Vectors have tiles of `side` elements;
@@ -48,17 +48,13 @@ class DCTTopK(Biased, Codec):
         )
         check_side("dct_topk", self.side)
 
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
     def wire_bytes(self, layout: Layout) -> int:
-        return sum(4 * self._kept(t) + self._place_bytes(t) for t, _ in self._tilings(layout))
+        return sum(4 * p.kept + p.place_bytes for p in self._pieces(layout))
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, places, values = block.flat.float(), list[Tensor](), list[Tensor]()
-        for tiles, own in self._tilings(block.layout):
-            where, what = largest(tiles.cosines(tiles.apart(flat[own])), min(self.keep, tiles.places))
+        for tiles, keep, own in self._pieces(block.layout):
+            where, what = largest(tiles.cosines(tiles.apart(flat[own])), keep)
             places.append(kernels.places_encode(where, tiles.places))
             values.append(what.view(-1))
         if not values:
@@ -67,21 +63,13 @@ class DCTTopK(Biased, Codec):
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
         expect(wire, self.wire_bytes(layout), "dct_topk")
-        values, rest = take(wire, torch.float32, sum(self._kept(t) for t, _ in self._tilings(layout)))
-        for tiles, own in self._tilings(layout):
-            mine, values = values[: self._kept(tiles)].view(tiles.total, -1), values[self._kept(tiles) :]
-            coded, rest = rest[: self._place_bytes(tiles)], rest[self._place_bytes(tiles) :]
-            places = kernels.places_decode(coded, tiles.total, mine.shape[1], tiles.places)
-            kept = spread(places, mine, tiles.places)
-            into[own].add_(tiles.together(tiles.cosines(kept, back=True)).to(into.dtype), alpha=weight)
+        values, rest = take(wire, torch.float32, sum(p.kept for p in self._pieces(layout)))
+        for p in self._pieces(layout):
+            mine, values = values[: p.kept].view(-1, p.keep), values[p.kept :]
+            coded, rest = rest[: p.place_bytes], rest[p.place_bytes :]
+            places = kernels.places_decode(coded, p.tiles.total, p.keep, p.tiles.places)
+            kept = p.tiles.cosines(spread(places, mine, p.tiles.places), back=True)
+            into[p.own].add_(p.tiles.together(kept).to(into.dtype), alpha=weight)
 
-    def _kept(self, tiles: Tiling) -> int:
-        return tiles.total * min(self.keep, tiles.places)
-
-    def _place_bytes(self, tiles: Tiling) -> int:
-        return tiles.total * kernels.place_bytes(min(self.keep, tiles.places), tiles.places)
-
-    def _tilings(self, layout: Layout) -> Iterator[tuple[Tiling, slice]]:
-        for s in layout.segments:
-            if s.numel:
-                yield tiling(s.shape, self.side, self.side), slice(s.offset, s.offset + s.numel)
+    def _pieces(self, layout: Layout) -> tuple[TiledParameter, ...]:
+        return pieces(layout.segments, self.keep, self.side, self.side)

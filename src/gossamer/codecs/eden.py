@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import SingleCodec, Unbiased
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Context
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.wire import expect, take
@@ -20,7 +21,7 @@ _OMEGA = (0.60, 0.14, 0.038, 0.0102, 0.0027, 0.0007)  # of 1 to 6 bits: the mean
 
 @final
 @part("eden")
-class EDEN(Codec):
+class EDEN(Unbiased, SingleCodec):
     """EDEN: rotate each block at random, and round each element to the nearest of 2^bits levels for Gaussian numbers.
 
     z = H D2 H D1 x with H = the Hadamard matrix over sqrt(B) and D = random signs; q_j = sign(z_j) c, c the Lloyd-Max level
@@ -65,10 +66,6 @@ class EDEN(Codec):
             f"eden: block must be a power of two from {ROTATED_LEAST} to {ROTATED_MOST}, got {self.block}; use 1024",
         )
 
-    @property
-    def unbiased(self) -> bool:
-        return True
-
     def omega(self, layout: Layout) -> float:
         """Measured, and no bound: see the class."""
         return _OMEGA[self.bits - 1]
@@ -91,29 +88,17 @@ class EDEN(Codec):
         left.copy_(flat[inside:])
         return wire
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        if out.dtype != torch.float32:
-            super().overwrite(wire, layout, out)
-        elif layout.numel:
-            words, scales, left, codes = self._open(wire, layout)
-            inside = layout.numel - left.numel()
-            kernels.eden_decode(codes, self._form, words, scales, out[:inside])
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
+        if not layout.numel:
+            expect(wire, 0, "eden")
+            return
+        words, scales, left, codes = self._open(wire, layout)
+        inside = layout.numel - left.numel()
+        kernels.eden_decode(codes, self._form, words, scales, out[:inside], weight)
+        if weight is None:
             out[inside:].copy_(left)
         else:
-            expect(wire, 0, "eden")
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        if into.dtype != torch.float32:
-            narrow = torch.empty(layout.numel, device=into.device, dtype=torch.float32)
-            self.overwrite(wire, layout, narrow)
-            into.add_(narrow, alpha=weight)  # in double, or a memory's books would balance to single precision only
-        elif layout.numel:
-            words, scales, left, codes = self._open(wire, layout)
-            inside = layout.numel - left.numel()
-            kernels.eden_accumulate(codes, self._form, words, scales, into[:inside], weight)
-            into[inside:].add_(left, alpha=weight)
-        else:
-            expect(wire, 0, "eden")
+            out[inside:].add_(left, alpha=weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         """Of each block the length of all that can be decoded from it, and what travelled as it is."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, final
 
-from gossamer.codecs.scaled import Rounding, Scale, Scaled, ScaledCodec, require_rounding
+from gossamer.codecs.scaled import Rounding, Scale, Scaled, ScaledCodec
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import E2M1, E3M0
@@ -53,14 +53,8 @@ class FP4(ScaledCodec):
         require(
             self.format in _FORMATS, f"fp4: format must be 'e2m1' or 'e3m0', got {self.format!r}; for 8 bits use fp8"
         )
-        self.writes.require_block()
-        require_rounding("fp4", self.rounding)
-        self.writes.require_scale(self.rounding)
+        self.writes.check()
 
     @property
     def writes(self) -> Scaled:
-        return Scaled("fp4", _FORMATS[self.format], self.block, self.scale, bits=4)
-
-    @property
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
+        return Scaled("fp4", _FORMATS[self.format], self.block, self.scale, self.rounding, bits=4)

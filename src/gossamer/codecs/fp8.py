@@ -2,7 +2,7 @@
 
 from typing import Annotated, final
 
-from gossamer.codecs.scaled import Rounding, Scale, Scaled, ScaledCodec, require_rounding
+from gossamer.codecs.scaled import Rounding, Scale, Scaled, ScaledCodec
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import E4M3, E5M2
@@ -53,20 +53,13 @@ class FP8(ScaledCodec):
             f"fp8: format must be 'e4m3' or 'e5m2', got {self.format!r}; others, such as torch's fnuz dtypes, are not supported. "
             "These two need no dtype of torch",
         )
-        self.writes.require_block()
-        require_rounding("fp8", self.rounding)
-        self.writes.require_scale(self.rounding)
+        self.writes.check()
 
     @property
     def writes(self) -> Scaled:
-        return Scaled("fp8", _FORMATS[self.format], self.block, self.scale)
-
-    @property
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
+        return Scaled("fp8", _FORMATS[self.format], self.block, self.scale, self.rounding)
 
     @property
     def needs_feedback(self) -> bool:
-        return (
-            self.scale == "ocp"
-        )  # rounding loses little, and cutting off the largest much, always of the same elements
+        # Rounding loses little, and cutting off the largest much, always of the same elements.
+        return self.scale == "ocp"

@@ -122,9 +122,8 @@ class GradiVeQ(Biased, LinearCodec):
     def _learn(self, s: "_Slices", x: Tensor, age: int, state: State, context: Context) -> None:
         """Take one agreed mean into account, in its own size; the last one tells where the directions are."""
         largest = x.abs().max()
-        x = (x / torch.where(largest > 0, largest, 1.0)).nan_to_num(
-            0.0, 0.0, 0.0
-        )  # of a mean that is none, nothing is kept
+        # Of a mean that is not finite nothing is kept.
+        x = (x / torch.where(largest > 0, largest, 1.0)).nan_to_num(0.0, 0.0, 0.0)
         moment = x.t() @ x
         if age:
             moment += state[f"moment:{s.name}"]

@@ -2,8 +2,8 @@
 
 from typing import Annotated, Literal, final
 
-from gossamer.codecs.scaled import Rounding, Scaled, ScaledCodec, require_rounding
-from gossamer.core.parts import part, require
+from gossamer.codecs.scaled import Rounding, Scaled, ScaledCodec
+from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
 from gossamer.kernels.forms import INT8
 
@@ -42,20 +42,11 @@ class Int8(ScaledCodec):
     rounding: Annotated[Rounding, Choice("stochastic", "nearest")] = "stochastic"
 
     def __post_init__(self) -> None:
-        self.writes.require_block()
-        require_rounding("int8", self.rounding)
-        require(
-            self.scale in ("fp32", "bf16"),
-            f"int8: scale must be 'fp32' or 'bf16', got {self.scale!r}; power-of-two scales are for fp8",
-        )
+        self.writes.check()
 
     @property
     def writes(self) -> Scaled:
-        return Scaled("int8", INT8, self.block, self.scale)
-
-    @property
-    def unbiased(self) -> bool:
-        return self.rounding == "stochastic"
+        return Scaled("int8", INT8, self.block, self.scale, self.rounding)
 
     @property
     def needs_feedback(self) -> bool:

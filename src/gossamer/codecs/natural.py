@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes, SingleCodec, Unbiased
 from gossamer.codecs.scaled import Scaled
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
-from gossamer.core.parts import part, require
+from gossamer.core.contracts import Context
+from gossamer.core.parts import part
 from gossamer.core.rng import Key
 from gossamer.core.wire import expect, pack
 from gossamer.kernels.forms import POWERS
@@ -21,7 +22,7 @@ _EIGHT = Scaled("natural", POWERS, _BLOCK, "e8m0")
 
 @final
 @part("natural")
-class Natural(Codec):
+class Natural(Unbiased, FewBytes, SingleCodec):
     """Natural compression: round each element at random to one of the two nearest powers of two, without bias.
 
     2^a <= |x| < 2^(a + 1): 2^(a + 1) with probability (|x| - 2^a) / 2^a, else 2^a. Unbiased, with a variance of at most x^2 / 8,
@@ -47,17 +48,6 @@ class Natural(Codec):
 
     bits: Literal[8, 9] = 8
 
-    def __post_init__(self) -> None:
-        require(self.bits in (8, 9), f"natural: bits must be 8 or 9, got {self.bits}; for others use qsgd")
-
-    @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
     def omega(self, layout: Layout) -> float:
         return 1 / 8
 
@@ -68,26 +58,22 @@ class Natural(Codec):
         key = context.rng.key(f"{block.name}/natural")
         return _EIGHT.encode(block, key) if self.bits == 8 else _exponents_and_signs(block.flat.float(), key)
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
         if self.bits == 8:
-            _EIGHT.overwrite(wire, layout, out)
-        else:
+            _EIGHT.read(wire, layout, out, weight)
+        elif weight is None:
             out.copy_(self._powers(wire, layout))
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        if self.bits == 8:
-            _EIGHT.accumulate(wire, layout, into, weight)
         else:
-            into.add_(self._powers(wire, layout), alpha=weight)
+            out.add_(self._powers(wire, layout), alpha=weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
-        return _EIGHT.open(wire, layout)[0] if self.bits == 8 else None
+        return _EIGHT.scales(wire, layout) if self.bits == 8 else None
 
     def _powers(self, wire: Tensor, layout: Layout) -> Tensor:
         expect(wire, self.wire_bytes(layout), "natural")
         n = layout.numel
-        signs = torch.zeros(n, device=wire.device, dtype=torch.float32)
-        kernels.quantise_accumulate(wire[n:].contiguous(), 1, max(n, 1), signs.new_ones(-(-n // max(n, 1))), signs)
+        signs = torch.empty(n, device=wire.device, dtype=torch.float32)
+        kernels.quantise_decode(wire[n:].contiguous(), 1, max(n, 1), signs.new_ones(-(-n // max(n, 1))), signs)
         return torch.copysign((wire[:n].int() << 23).view(torch.float32), signs)
 
 

@@ -106,15 +106,11 @@ class PowerSGD(Biased, LinearCodec):
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
         """Bytes after the first step, which may send more."""
         groups, plain = _groups(self, layout.segments)
-        factor = (
-            sum(g.rank * g.n * len(g.segments) for g in groups),
-            sum(g.rank * g.m * len(g.segments) for g in groups),
-        )
-        rest, wide = sum(end - begin for begin, end in plain) * layout.dtype.itemsize, layout.dtype.itemsize
-        if self.factors == "fp32":
-            lengths = [wide * factor[0] + rest, wide * factor[1]]
-        else:
-            lengths = [2 * factor[0], rest, 2 * factor[1]]
+        p = sum(g.rank * g.n * len(g.segments) for g in groups)
+        q = sum(g.rank * g.m * len(g.segments) for g in groups)
+        wide = layout.dtype.itemsize
+        rest = sum(end - begin for begin, end in plain) * wide
+        lengths = [wide * p + rest, wide * q] if self.factors == "fp32" else [2 * p, rest, 2 * q]
         return [length for length in lengths if length]
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
@@ -220,9 +216,8 @@ class _SameRank:
         """Views of the matrices in the bucket: each pass works in place, since a copy costs as much as the product."""
         begin = flat.storage_offset()
         for s in self.segments:
-            yield flat.as_strided(
-                (self.n, self.m), (self.m, 1), begin + s.offset
-            )  # a slice and a view take twice as long
+            # A slice and a view would take twice as long.
+            yield flat.as_strided((self.n, self.m), (self.m, 1), begin + s.offset)
 
     def project(self, flat: Tensor, q: Tensor) -> Tensor:
         """P^T = Q^T M^T: the thin factor stays contiguous along its long side, which is several times faster."""

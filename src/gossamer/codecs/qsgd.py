@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes, SingleCodec, Unbiased
 from gossamer.core.bucket import Bucket, Chunks, Layout, State
 from gossamer.core.contracts import Context, Levelled
 from gossamer.core.parts import part, require
@@ -23,7 +24,7 @@ _LEVELS = (*range(1, 17), 18, 20, 22, 24, 27, 30, 33, 37, 41, 46, 51, 57, 64, 72
 
 @final
 @part("qsgd")
-class QSGD(Levelled):
+class QSGD(Unbiased, FewBytes, SingleCodec, Levelled):
     """QSGD: stochastic rounding of each element to 2^bits - 1 evenly spaced levels of its bucket's norm.
 
     s = 2^(bits-1) - 1;  level = floor(s x / norm + u), u ~ U[0, 1);  decoded norm * level / s. Unbiased, with variance
@@ -85,14 +86,6 @@ class QSGD(Levelled):
         )
 
     @property
-    def unbiased(self) -> bool:
-        return True
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
-
-    @property
     def contracts(self) -> bool:
         return self._omega(self.bucket) < 1
 
@@ -151,10 +144,7 @@ class QSGD(Levelled):
         if self.code == "rice":
             length = kernels.levels_encode(flat, self.steps, self.bucket, norms, key, payload, measure)
             return wire[: 4 * norms.numel() + length]
-        if measure:
-            kernels.quantise(flat, self.bits, self.bucket, key, norms, payload)
-        else:
-            kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, out=payload)
+        kernels.quantise_encode(flat, self.bits, self.bucket, norms, key, payload, measure)
         return wire
 
     def encode_each(self, chunks: Chunks, state: State, context: Context) -> Sequence[Tensor]:
@@ -174,31 +164,12 @@ class QSGD(Levelled):
         rows = rows_of(wires, self._fixed_bytes(layout), "qsgd")
         kernels.quantise_accumulate_each(rows, self.bits, self.bucket, into)
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        if out.dtype != torch.float32:
-            super().overwrite(wire, layout, out)
-            return
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
         norms, payload = self._open(wire, layout)
         if self.code == "rice":
-            kernels.levels_decode(payload, self.steps, self.bucket, norms, out)
+            kernels.levels_decode(payload, self.steps, self.bucket, norms, out, weight)
         else:
-            kernels.quantise_decode(payload, self.bits, self.bucket, norms, out)
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        if into.dtype == torch.float32:
-            self._add(wire, layout, into, weight)
-            return
-        narrow = torch.zeros(layout.numel, device=into.device, dtype=torch.float32)
-        self._add(wire, layout, narrow, 1.0)
-        # Weighted in double, or a memory's books would balance to single precision only.
-        into.add_(narrow, alpha=weight)
-
-    def _add(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        norms, payload = self._open(wire, layout)
-        if self.code == "rice":
-            kernels.levels_accumulate(payload, self.steps, self.bucket, norms, into, weight)
-        else:
-            kernels.quantise_accumulate(payload, self.bits, self.bucket, norms, into, weight)
+            kernels.quantise_decode(payload, self.bits, self.bucket, norms, out, weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         return self._open(wire, layout)[0]

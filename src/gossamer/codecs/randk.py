@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.casts import FP32
+from gossamer.codecs.topk import count_of
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part, require
@@ -68,16 +70,16 @@ class RandK(LinearCodec):
     def omega(self, layout: Layout) -> float:
         if not self.unbiased:
             return float("inf")
-        return ceil(layout.numel / self._count(layout)) - 1.0 if layout.numel else 0.0
+        return ceil(layout.numel / count_of(self.ratio, layout.numel)) - 1.0 if layout.numel else 0.0
 
     def sum_bytes(self, layout: Layout, size: int) -> list[int]:
-        count = self._count(layout)
+        count = count_of(self.ratio, layout.numel)
         return [layout.dtype.itemsize * (count + (count < layout.numel))]
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        n, count = block.numel, self._count(block.layout)
+        n, count = block.numel, count_of(self.ratio, block.numel)
         if count == n:
-            return (yield from _whole(block, context))
+            return (yield from FP32().average(block, state, context))
         places, runs = _one_of_each_run(count, n, context.rng.shared_key(f"{block.name}/randk"), block.flat.device)
         own = block.flat[places]
         if self.scaled:
@@ -91,19 +93,6 @@ class RandK(LinearCodec):
             into.index_add_(0, places, own, alpha=weight)
 
         return ReduceResult(mean, add_sent, peak(values))
-
-    def _count(self, layout: Layout) -> int:
-        return ceil(self.ratio * layout.numel * (1 - 1e-12))
-
-
-def _whole(block: Bucket, context: Context) -> Program[ReduceResult]:
-    own = block.flat.clone()
-    total = yield from all_reduce(own.clone())
-
-    def add_sent(into: Tensor, weight: float) -> None:
-        into.add_(own, alpha=weight)
-
-    return ReduceResult(torch.div(total, context.size, out=block.for_mean()), add_sent)
 
 
 def _one_of_each_run(count: int, n: int, key: Key, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes, SingleCodec
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context
+from gossamer.core.contracts import Context
 from gossamer.core.parts import require
 from gossamer.core.rng import Key
 from gossamer.core.wire import expect, take
 from gossamer.kernels.forms import (
     Form,
-    any_top,
-    brain_tops,
-    clipping_tops,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
     power_tops,
     stretched,
 )
@@ -25,7 +26,7 @@ from gossamer.kernels.small import LONGEST
 Scale = Literal["fp32", "bf16", "e8m0", "ocp"]
 Rounding = Literal["stochastic", "nearest"]
 
-_STEPS = {"fp32": any_top, "bf16": brain_tops, "e8m0": power_tops, "ocp": clipping_tops}
+_STEPS = {"fp32": float32_tops, "bf16": bfloat16_tops, "e8m0": power_tops, "ocp": ocp_tops}
 _WIDTHS = {"fp32": torch.float32, "bf16": torch.bfloat16, "e8m0": torch.uint8, "ocp": torch.uint8}
 _ROUNDED_UP = {"fp32": 1.0, "bf16": 1 + 2.0**-7, "e8m0": 2.0, "ocp": 1.0}  # at most so many times the largest magnitude
 
@@ -41,22 +42,17 @@ class Scaled(NamedTuple):
     form: Form
     block: int
     scale: Scale
+    rounding: Rounding = "stochastic"
     bits: int = 8
 
-    def require_block(self) -> None:
+    def check(self) -> None:
+        """Refuse what the format cannot be."""
         require(
             1 <= self.block <= LONGEST,
             f"{self.name}: block must be between 1 and {LONGEST}, got {self.block}; 128 elements with one scale are usual",
         )
-
-    def require_scale(self, rounding: str) -> None:
         require(
-            self.scale in _STEPS,
-            f"{self.name}: scale must be 'fp32', 'bf16', 'e8m0' or 'ocp', got {self.scale!r}; each block has one scale, and 'e8m0' takes "
-            "one byte",
-        )
-        require(
-            self.scale != "ocp" or rounding == "nearest",
+            self.scale != "ocp" or self.rounding == "nearest",
             f"{self.name}: scale='ocp' clips the largest element of a block, so that stochastic rounding is biased too; "
             "use scale='e8m0', a power of two that is rounded up, or rounding='nearest' with error_feedback()",
         )
@@ -85,24 +81,14 @@ class Scaled(NamedTuple):
             _halve(codes, written)
         return wire
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
         tops, codes = self._take(wire, layout)
-        if out.dtype == torch.float32:
-            kernels.small_decode(codes, self.form, self.block, tops, out)
-        else:
-            out.copy_(self._narrow(codes, tops, layout))
+        kernels.small_decode(codes, self.form, self.block, tops, out, weight)
 
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        tops, codes = self._take(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.small_accumulate(codes, self.form, self.block, tops, into, weight)
-        else:  # weighted in double, or a memory's books would balance to single precision only
-            into.add_(self._narrow(codes, tops, layout), alpha=weight)
-
-    def open(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """The largest magnitude of each block, and the codes."""
-        tops, codes = self._take(wire, layout)
-        return stretched(tops, self.form) if tops.dtype == torch.uint8 else tops, codes
+    def scales(self, wire: Tensor, layout: Layout) -> Tensor:
+        """The largest magnitude of each block."""
+        tops, _ = self._take(wire, layout)
+        return stretched(tops, self.form) if tops.dtype == torch.uint8 else tops
 
     def _take(self, wire: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
         """Scales (bfloat16 ones as float32) and codes."""
@@ -110,11 +96,6 @@ class Scaled(NamedTuple):
         scales, written = take(wire, _WIDTHS[self.scale], self._blocks(layout))
         codes = written if self.bits == 8 else _whole(written)[: layout.numel]
         return scales.float() if scales.dtype == torch.bfloat16 else scales, codes
-
-    def _narrow(self, codes: Tensor, tops: Tensor, layout: Layout) -> Tensor:
-        out = torch.empty(layout.numel, device=codes.device, dtype=torch.float32)
-        kernels.small_decode(codes, self.form, self.block, tops, out)
-        return out
 
     def _blocks(self, layout: Layout) -> int:
         return -(-layout.numel // self.block)
@@ -133,16 +114,16 @@ def _whole(halves: Tensor) -> Tensor:
     return short & 7 | (short & 8) << 4
 
 
-class ScaledCodec(Codec):
-    """A codec with the `Scaled` wire format; subclasses set the number format and the scale."""
+class ScaledCodec(FewBytes, SingleCodec):
+    """A codec with the `Scaled` wire format; subclasses say which."""
 
     @property
     @abstractmethod
     def writes(self) -> Scaled: ...
 
     @property
-    def bucket_mb(self) -> float:
-        return 25.0
+    def unbiased(self) -> bool:
+        return self.writes.rounding == "stochastic"
 
     def omega(self, layout: Layout) -> float:
         return self.writes.omega(layout) if self.unbiased else float("inf")
@@ -153,18 +134,8 @@ class ScaledCodec(Codec):
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         return self.writes.encode(block, context.rng.key(f"{block.name}/{self.name}") if self.unbiased else None)
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        self.writes.overwrite(wire, layout, out)
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        self.writes.accumulate(wire, layout, into, weight)
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
+        self.writes.read(wire, layout, out, weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
-        return self.writes.open(wire, layout)[0]
-
-
-def require_rounding(name: str, rounding: str) -> None:
-    require(
-        rounding in ("stochastic", "nearest"),
-        f"{name}: rounding must be 'stochastic' (unbiased) or 'nearest' (half the error, biased), got {rounding!r}",
-    )
+        return self.writes.scales(wire, layout)

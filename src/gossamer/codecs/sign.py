@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes, SingleCodec
 from gossamer.codecs.noise import signs
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Biased, Codec, Context
+from gossamer.core.contracts import Biased, Context
 from gossamer.core.parts import part
 from gossamer.core.ranges import Choice
 from gossamer.core.wire import expect, take
@@ -16,7 +17,7 @@ from gossamer.core.wire import expect, take
 
 @final
 @part("sign")
-class Sign(Biased, Codec):
+class Sign(Biased, FewBytes, SingleCodec):
     """Signs, with one scale s per parameter: every element becomes -s or +s.
 
     `scale="l1"`: s = |x|_1 / n, the scale of least error, 1 - |x|_1^2 / (n |x|_2^2) of |x|^2: .363 for a Gaussian.
@@ -64,10 +65,6 @@ class Sign(Biased, Codec):
     def own_size(self) -> bool:
         return self.scale == "one"
 
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
-
     def wire_bytes(self, layout: Layout) -> int:
         return 4 * len(layout.segments) + kernels.sign_bytes(layout.numel)
 
@@ -82,21 +79,9 @@ class Sign(Biased, Codec):
             scales.copy_(kernels.sign_encode(flat, layout.bounds, 1 if self.scale == "l1" else 2, payload))
         return wire
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        if out.dtype != torch.float32:
-            super().overwrite(wire, layout, out)
-            return
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
         scales, payload = self._open(wire, layout)
-        kernels.sign_decode(payload, layout.bounds, scales, out)
-
-    def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        scales, payload = self._open(wire, layout)
-        if into.dtype == torch.float32:
-            kernels.sign_accumulate(payload, layout.bounds, scales, into, weight)
-            return
-        narrow = torch.empty(layout.numel, device=into.device, dtype=torch.float32)
-        kernels.sign_decode(payload, layout.bounds, scales, narrow)
-        into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
+        kernels.sign_decode(payload, layout.bounds, scales, out, weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         return self._open(wire, layout)[0]

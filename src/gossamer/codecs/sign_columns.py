@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes
 from gossamer.core.bucket import Bucket, Layout, Segment, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part
@@ -16,7 +17,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("sign_columns")
-class SignColumns(Biased, Codec):
+class SignColumns(Biased, FewBytes, Codec):
     """Replace each element of a matrix row by one of two values: the mean of the row's upper or of its lower elements.
 
     `threshold="zero"`: upper elements are >= 0, lower ones < 0; the value of an empty set is 0. No other two values have less
@@ -42,10 +43,6 @@ class SignColumns(Biased, Codec):
     """
 
     threshold: Annotated[Literal["zero", "mean"], Choice("zero", "mean")] = "zero"
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
 
     def wire_bytes(self, layout: Layout) -> int:
         rows, bits, rest = _counts(layout)
@@ -109,9 +106,8 @@ def _pieces(flat: Tensor, layout: Layout) -> Iterator[tuple[Segment, Tensor]]:
 
 def _two(rows: Tensor) -> Tensor:
     """Means of each row's elements below zero, and of its other elements."""
-    room = torch.empty_like(
-        rows
-    )  # once: where memory comes from the system anew, that takes longer than the arithmetic
+    # Once: where memory comes from the system anew, that takes longer than the arithmetic.
+    room = torch.empty_like(rows)
     count = torch.ge(rows, 0, out=room).sum(1)
     high = torch.clamp(rows, min=0, out=room).sum(1) / count.clamp(min=1)
     low = torch.clamp(rows, max=0, out=room).sum(1) / (rows.shape[1] - count).clamp(min=1)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes, SingleCodec
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Codec, Context, LinearCodec, ReduceResult
+from gossamer.core.contracts import Context, LinearCodec, ReduceResult
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, Range
 from gossamer.core.verbs import Program, all_reduce
@@ -18,7 +19,7 @@ from gossamer.kernels.scales import clipped, clipped_scales
 
 @final
 @part("ternary")
-class Ternary(Codec, LinearCodec):
+class Ternary(FewBytes, SingleCodec, LinearCodec):
     """TernGrad: clip at `clip` deviations, then stochastic rounding to the levels of the tensor's scale.
 
     s = min(c sigma, max |g|) per tensor;  t = sign(g) floor(L min(|g|/s, 1) + u), u ~ U[0, 1);  decoded s t / L.
@@ -70,10 +71,6 @@ class Ternary(Codec, LinearCodec):
         return self.clip > 0 and self.deviation == "centred"  # about zero, what clipping takes is bounded
 
     @property
-    def bucket_mb(self) -> float:
-        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
-
-    @property
     def contracts(self) -> bool:
         return False  # its variance can exceed the gradient itself
 
@@ -92,7 +89,7 @@ class Ternary(Codec, LinearCodec):
         wire = layout.buffers.of(self.wire_bytes(layout), flat.device)
         scales, payload = take(wire, torch.float32, len(layout.segments))
         if self.levels == 1 and self.deviation == "zero":
-            kernels.ternary(flat, layout.bounds, self.clip, key, scales, payload)
+            kernels.ternary_encode(flat, layout.bounds, scales, key, payload, self.clip)
             return wire
         scales.copy_(self._scales(flat, layout))
         if self.levels == 1:
@@ -102,25 +99,24 @@ class Ternary(Codec, LinearCodec):
             payload.copy_(kernels.lanes_pack(levels, self.levels, 1).view(torch.uint8))
         return wire
 
-    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
-        if self.levels > 1 or out.dtype != torch.float32:
-            super().overwrite(wire, layout, out)
-            return
+    def read(self, wire: Tensor, layout: Layout, out: Tensor, weight: float | None = None) -> None:
         scales, payload = self._open(wire, layout)
-        kernels.ternary_decode(payload, layout.bounds, scales, out)
+        kernels.ternary_decode(payload, layout.bounds, scales, out, weight)
+
+    def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:
+        if self.levels == 1:
+            super().overwrite(wire, layout, out)
+        else:
+            self.accumulate(wire, layout, out.zero_(), 1.0)
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
+        if self.levels == 1:
+            super().accumulate(wire, layout, into, weight)
+            return
         scales, payload = self._open(wire, layout)
-        if self.levels > 1:
-            lanes, _ = take(payload, torch.int32, payload.numel() // 4)
-            summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, 1)
-            into.add_(_scaled(summed, scales.to(into.dtype), layout, self.levels), alpha=weight)
-        elif into.dtype == torch.float32:
-            kernels.ternary_accumulate(payload, layout.bounds, scales, into, weight)
-        else:
-            narrow = torch.zeros(layout.numel, device=into.device, dtype=torch.float32)
-            kernels.ternary_accumulate(payload, layout.bounds, scales, narrow)
-            into.add_(narrow, alpha=weight)  # weighted in double, or a memory's books would not balance
+        lanes, _ = take(payload, torch.int32, payload.numel() // 4)
+        summed = kernels.lanes_unpack(lanes, layout.numel, self.levels, 1)
+        into.add_(_scaled(summed, scales.to(into.dtype), layout, self.levels), alpha=weight)
 
     def scales(self, wire: Tensor, layout: Layout) -> Tensor | None:
         return self._open(wire, layout)[0]

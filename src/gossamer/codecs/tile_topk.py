@@ -1,13 +1,14 @@
 """SparseLoCo's codec: the top-k elements of each tile, in 2 bits each."""
 
-from collections.abc import Iterator
-from typing import Annotated, Literal, NamedTuple, final
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal, final
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.codecs.tiles import Tiling, check_side, largest, spread, tiling
+from gossamer.codecs.base import FewBytes
+from gossamer.codecs.tiles import TiledParameter, check_side, largest, pieces, spread
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
@@ -17,24 +18,9 @@ from gossamer.core.wire import expect, pack, take
 BINS, WIDTH = 4, 1.5  # bins of so many standard deviations, the third of them around the mean
 
 
-class _Piece(NamedTuple):
-    tiles: Tiling
-    keep: int  # elements of each of its tiles
-    own: slice  # of the bucket
-    codes: int  # bytes of their values
-
-    @property
-    def kept(self) -> int:
-        return self.keep * self.tiles.total
-
-    @property
-    def place_bytes(self) -> int:
-        return self.tiles.total * kernels.place_bytes(self.keep, self.tiles.places)
-
-
 @final
 @part("tile_topk")
-class TileTopK(Biased, Codec):
+class TileTopK(Biased, FewBytes, Codec):
     """Send the `keep` elements of largest magnitude of every tile of `side` by `side`, in 2 bits each.
 
     With mean m and standard deviation s of a tensor's kept values, each value goes into one of four bins of 1.5 s, around
@@ -69,26 +55,20 @@ class TileTopK(Biased, Codec):
         require(self.keep >= 1, f"tile_topk: keep must be at least 1 element of a tile, got {self.keep}; 64 is usual")
         check_side("tile_topk", self.side)
 
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
     def wire_bytes(self, layout: Layout) -> int | None:
         return self._fixed_bytes(layout) if self.places == "fixed" else None
 
     def wire_limit(self, layout: Layout) -> int:
         if self.places == "fixed":
             return self._fixed_bytes(layout)
-        pieces = [*self._pieces(layout)]
-        return (
-            self._value_bytes(pieces) + 4 * sum(p.kept for p in pieces) + 1
-        )  # the code falls back to int32 behind a byte
+        cut = self._pieces(layout)
+        return self._value_bytes(cut) + 4 * sum(p.kept for p in cut) + 1  # the code falls back to int32 behind a byte
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         flat, places = block.flat.float(), list[Tensor]()
         numbers, codes = list[Tensor](), list[Tensor]()
-        pieces = [*self._pieces(block.layout)]
-        for tiles, keep, own, _ in pieces:
+        cut = self._pieces(block.layout)
+        for tiles, keep, own in cut:
             where, what = largest(tiles.apart(flat[own]), keep)
             places.append(where)
             if self.bits == 2:
@@ -99,67 +79,66 @@ class TileTopK(Biased, Codec):
                 numbers.append(what.view(-1))
         if not places:
             return flat.new_empty(0, dtype=torch.uint8)
-        return pack(torch.cat(numbers), *codes, *self._write_places(pieces, places))
+        return pack(torch.cat(numbers), *codes, *self._write_places(cut, places))
 
     def accumulate(self, wire: Tensor, layout: Layout, into: Tensor, weight: float) -> None:
-        pieces = [*self._pieces(layout)]
-        if self.places == "fixed" or not pieces:
+        cut = self._pieces(layout)
+        if self.places == "fixed" or not cut:
             expect(wire, self._fixed_bytes(layout), "tile_topk")
-        numbers, rest = take(wire, torch.float32, self._numbers(pieces))
-        codes, rest = take(rest, torch.uint8, sum(p.codes for p in pieces))
-        for piece, places in zip(pieces, self._read_places(pieces, rest), strict=True):
+        numbers, rest = take(wire, torch.float32, self._numbers(cut))
+        codes, rest = take(rest, torch.uint8, self._code_bytes(*cut))
+        for piece, places in zip(cut, self._read_places(cut, rest), strict=True):
             count = BINS if self.bits == 2 else piece.kept
             values, numbers = numbers[:count], numbers[count:]
             if self.bits == 2:
-                values, codes = values[_unpack(codes[: piece.codes], piece.kept)], codes[piece.codes :]
+                length = self._code_bytes(piece)
+                values, codes = values[_unpack(codes[:length], piece.kept)], codes[length:]
             tiles = piece.tiles
             read = tiles.together(spread(places, values.view(tiles.total, -1), tiles.places))
             into[piece.own].add_(read.to(into.dtype), alpha=weight)
 
-    def _write_places(self, pieces: list[_Piece], places: list[Tensor]) -> list[Tensor]:
+    def _write_places(self, cut: Sequence[TiledParameter], places: list[Tensor]) -> list[Tensor]:
         if self.places == "fixed":
-            return [kernels.places_encode(where, p.tiles.places) for p, where in zip(pieces, places, strict=True)]
-        starts, end = _starts(pieces, places[0].device)
+            return [kernels.places_encode(where, p.tiles.places) for p, where in zip(cut, places, strict=True)]
+        starts, end = _starts(cut, places[0].device)
         numbered = [(where + start).view(-1) for where, start in zip(places, starts, strict=True)]
         return [kernels.index_encode(torch.cat(numbered).int(), end)]
 
-    def _read_places(self, pieces: list[_Piece], wire: Tensor) -> Iterator[Tensor]:
+    def _read_places(self, cut: Sequence[TiledParameter], wire: Tensor) -> Iterator[Tensor]:
         if self.places == "fixed":
-            for p in pieces:
+            for p in cut:
                 coded, wire = wire[: p.place_bytes], wire[p.place_bytes :]
                 yield kernels.places_decode(coded, p.tiles.total, p.keep, p.tiles.places)
             return
-        starts, end = _starts(pieces, wire.device)
-        numbered = kernels.index_decode(wire, sum(p.kept for p in pieces), end).long()
-        for p, start in zip(pieces, starts, strict=True):
+        starts, end = _starts(cut, wire.device)
+        numbered = kernels.index_decode(wire, sum(p.kept for p in cut), end).long()
+        for p, start in zip(cut, starts, strict=True):
             mine, numbered = numbered[: p.kept].view(-1, p.keep) - start, numbered[p.kept :]
             if bool(((mine < 0) | (mine >= p.tiles.places)).any()):
                 raise kernels.CorruptWire(f"tile_topk: a tile does not have {p.keep} places")
             yield mine
 
     def _fixed_bytes(self, layout: Layout) -> int:
-        pieces = [*self._pieces(layout)]
-        return self._value_bytes(pieces) + sum(p.place_bytes for p in pieces)
+        cut = self._pieces(layout)
+        return self._value_bytes(cut) + sum(p.place_bytes for p in cut)
 
-    def _value_bytes(self, pieces: list[_Piece]) -> int:
-        return 4 * self._numbers(pieces) + sum(p.codes for p in pieces)
+    def _value_bytes(self, cut: Sequence[TiledParameter]) -> int:
+        return 4 * self._numbers(cut) + self._code_bytes(*cut)
 
-    def _numbers(self, pieces: list[_Piece]) -> int:
-        return sum(BINS if self.bits == 2 else p.kept for p in pieces)
+    def _numbers(self, cut: Sequence[TiledParameter]) -> int:
+        return sum(BINS if self.bits == 2 else p.kept for p in cut)
 
-    def _pieces(self, layout: Layout) -> Iterator[_Piece]:
-        for s in layout.segments:
-            if s.numel:
-                tiles = tiling(s.shape, self.side, self.side**2)
-                keep = min(self.keep, tiles.places)
-                codes = (tiles.total * keep + 3) // 4 if self.bits == 2 else 0
-                yield _Piece(tiles, keep, slice(s.offset, s.offset + s.numel), codes)
+    def _code_bytes(self, *cut: TiledParameter) -> int:
+        return sum((p.kept + 3) // 4 for p in cut) if self.bits == 2 else 0
+
+    def _pieces(self, layout: Layout) -> tuple[TiledParameter, ...]:
+        return pieces(layout.segments, self.keep, self.side, self.side**2)
 
 
-def _starts(pieces: list[_Piece], device: torch.device) -> tuple[list[Tensor], int]:
+def _starts(cut: Sequence[TiledParameter], device: torch.device) -> tuple[list[Tensor], int]:
     """The number of each tile's first place, where those of all tiles are counted on, and of all places."""
     starts, end = list[Tensor](), 0
-    for tiles in (p.tiles for p in pieces):
+    for tiles in (p.tiles for p in cut):
         numbers = torch.arange(tiles.total, device=device)
         starts.append((end + tiles.places * numbers)[:, None])
         end += tiles.total * tiles.places

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer import kernels
 from gossamer.codecs.atoms import waves
+from gossamer.core.bucket import Segment
 from gossamer.core.parts import require
 
 LONGEST_SIDE = 65_536  # so that a place in a tile has at most 32 bits
@@ -78,9 +80,29 @@ def check_side(codec: str, side: int) -> None:
     )
 
 
+class TiledParameter(NamedTuple):
+    """The tiles of one parameter of a bucket."""
+
+    tiles: Tiling
+    keep: int  # elements of each tile
+    own: slice  # of the bucket
+
+    @property
+    def kept(self) -> int:
+        return self.keep * self.tiles.total
+
+    @property
+    def place_bytes(self) -> int:
+        return self.tiles.total * kernels.place_bytes(self.keep, self.tiles.places)
+
+
 @lru_cache(maxsize=1024)
-def tiling(shape: tuple[int, ...], side: int, run: int) -> Tiling:
-    return Tiling.of(shape, side, run)
+def pieces(segments: tuple[Segment, ...], keep: int, side: int, run: int) -> tuple[TiledParameter, ...]:
+    """The tiles of each parameter that has elements, as `Tiling.of` cuts it; `keep` elements of each are kept, if it has as many."""
+    tiled = [(s, Tiling.of(s.shape, side, run)) for s in segments if s.numel]
+    return tuple(
+        TiledParameter(tiles, min(keep, tiles.places), slice(s.offset, s.offset + s.numel)) for s, tiles in tiled
+    )
 
 
 def largest(tiles: Tensor, keep: int) -> tuple[Tensor, Tensor]:

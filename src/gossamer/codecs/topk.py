@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.base import FewBytes
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
 from gossamer.core.parts import part, require
@@ -19,7 +20,7 @@ from gossamer.core.wire import expect, pack, take
 
 @final
 @part("topk")
-class TopK(Biased, Codec):
+class TopK(Biased, FewBytes, Codec):
     """Send the k elements of largest magnitude of a tensor, a bucket or the model; the memory keeps the rest.
 
     k = ceil(ratio n). Ties go to the lowest index. Biased: |x - C(x)|^2 <= (1 - k/n) |x|^2, so error feedback is needed.
@@ -62,10 +63,6 @@ class TopK(Biased, Codec):
     @property
     def whole(self) -> bool:
         return self.scope == "global"
-
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0  # few bytes: what a bucket costs is its latency and its turn on the processor
 
     def wire_bytes(self, layout: Layout) -> int | None:
         if self.index == "int32":
@@ -136,7 +133,12 @@ def add(indices: Tensor, values: Tensor, into: Tensor, weight: float) -> None:
     into.index_add_(0, indices.long(), values.to(into.dtype), alpha=weight)
 
 
+def count_of(ratio: float, n: int) -> int:
+    """The number of elements that are this share of n."""
+    return ceil(ratio * n * (1 - 1e-12))  # 0.07 * 100 is a little more than 7
+
+
 @lru_cache(maxsize=1024)
 def _shares(ratio: float, bounds: tuple[int, ...]) -> tuple[int, ...]:
     """Number of elements to send of each segment; cached, since each step needs it several times."""
-    return tuple(ceil(ratio * (b - a) * (1 - 1e-12)) for a, b in pairwise(bounds))  # 0.07 * 100 is a little more than 7
+    return tuple(count_of(ratio, b - a) for a, b in pairwise(bounds))

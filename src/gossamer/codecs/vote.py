@@ -5,6 +5,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gossamer.codecs.base import FewBytes
 from gossamer.codecs.ternary import Ternary
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Biased, Codec, Context
@@ -15,7 +16,7 @@ _TRITS = Ternary(clip=0.0)
 
 @final
 @part("vote")
-class Vote(Biased, Codec):
+class Vote(Biased, FewBytes, Codec):
     """The sign of each element, and 0 for 0: -1, 0 or 1, whatever the element's size.
 
     Under `scatter` the answer is the majority of the votes, and 0 where they tie; `sign('one')`, which has no zeros, tosses coins
@@ -52,18 +53,13 @@ class Vote(Biased, Codec):
     def own_size(self) -> bool:
         return True
 
-    @property
-    def bucket_mb(self) -> float:
-        return 25.0
-
     def wire_bytes(self, layout: Layout) -> int:
         return _TRITS.wire_bytes(layout)
 
     def encode(self, block: Bucket, state: State, context: Context) -> Tensor:
         signs = torch.sign(block.flat, out=block.new())
-        signs.add_(
-            torch.sub(block.flat, block.flat, out=block.new())
-        )  # what is not finite has a sign, and must not look finite
+        # What is not finite has a sign, and must not look finite.
+        signs.add_(torch.sub(block.flat, block.flat, out=block.new()))
         return _TRITS.encode(block.like(signs), state, context)
 
     def overwrite(self, wire: Tensor, layout: Layout, out: Tensor) -> None:

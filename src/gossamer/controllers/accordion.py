@@ -6,7 +6,7 @@ from typing import Any, final
 
 import torch
 
-from gossamer.controllers.regimes import EpochMonitor, critical, slowed
+from gossamer.controllers.regimes import critical, slowed, watch
 from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.parts import part, require
@@ -45,12 +45,6 @@ class Accordion(Controller):
     drop: float = 2.0
 
     def __post_init__(self) -> None:
-        for level in (self.mild, self.harsh):
-            require(
-                isinstance(level, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-                f"accordion: {level} is no exchange of single buckets, so it cannot be a controller's level; use it as the recipe's "
-                "exchange",
-            )
         require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")
         require(
@@ -67,7 +61,7 @@ class Accordion(Controller):
         yield replace(recipe, exchange=self.harsh)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
+        looks = watch(self.epoch, self.interval, facts, state)
         verdict = None if looks is None else {name: critical(look, self.threshold) for name, look in looks.items()}
         if mild := slowed(facts, state, self.drop):
             judged = {_name(k) for k in state if k.startswith("mild:")} | set(verdict or {})

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, final
 
-from gossamer.controllers.regimes import EpochMonitor, Look, critical, together
+from gossamer.controllers.regimes import Look, critical, together, watch
 from gossamer.core.bucket import State
 from gossamer.core.constraints import Constraint, requires
 from gossamer.core.contracts import Controller, Facts
@@ -71,7 +71,7 @@ class AccordionBatch(Controller):
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.shape.micro_batches > 1 or self.factor == 1:
             return recipe
-        looks = EpochMonitor(self.epoch, self.interval).watch(facts, state)
+        looks = watch(self.epoch, self.interval, facts, state)
         if looks is None or any(critical(look, self.threshold) for look in self._judged(looks)):
             return recipe
         return self._grown(recipe)

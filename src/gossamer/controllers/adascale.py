@@ -6,13 +6,12 @@ from math import log, log1p
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
-from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
+from gossamer.controllers.noise import NoiseController, look, needs_a_mean_without_noise
 from gossamer.core.binding import Binding
-from gossamer.core.bucket import Bucket, State
+from gossamer.core.bucket import State
 from gossamer.core.constraints import Constraint, requires
-from gossamer.core.contracts import Controller, Exchange, Facts
+from gossamer.core.contracts import Facts
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 
@@ -21,7 +20,7 @@ MOST = 1024  # times the rate of one rank, whatever the number of ranks
 
 @final
 @part("adascale")
-class AdaScale(Controller):
+class AdaScale(NoiseController):
     """Multiply the learning rate tuned for one rank's batch by the gain r of a step with all ranks' batches.
 
     r = (var + sqr) / (var / S + sqr) of S ranks, with var the variance of a rank's gradient and sqr the squared norm of the true
@@ -60,18 +59,6 @@ class AdaScale(Controller):
             needs_a_mean_without_noise("set the rate yourself"),
         )
 
-    @property
-    def moves_schedule(self) -> bool:
-        return True
-
-    @property
-    def hears_rate(self) -> bool:
-        return False
-
-    @property
-    def counts(self) -> int:
-        return TELLS
-
     def fits(self, binding: Binding) -> None:
         for optimizer in binding.optimizers:
             if any("betas" in group for group in optimizer.param_groups):
@@ -92,14 +79,10 @@ class AdaScale(Controller):
     def _at(self, recipe: Any, one: float, place: int) -> Any:
         return replace(recipe, schedule=replace(recipe.schedule, rate=one * (1 + self.slack) ** place))
 
-    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
-        return tell(block)
-
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         noise, rate = look(facts, state), float(recipe.schedule.rate)
-        one = float(
-            state.setdefault("one", torch.tensor(rate, dtype=torch.float64))
-        )  # a schedule's own rate, if it has one
+        # The schedule's own rate, if it has one.
+        one = float(state.setdefault("one", torch.tensor(rate, dtype=torch.float64)))
         state["progress"] = torch.tensor(float(state.get("progress", 0.0)) + rate / one, dtype=torch.float64)
         gain = min(max(noise.gain, 1.0), noise.batches, MOST)
         if abs(gain * one / rate - 1) <= self.slack:

@@ -13,9 +13,8 @@ from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
 
 LEAST = 4  # known steps of a window from which its median says anything
 SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
-PAUSED = (
-    3.0  # a step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it
-)
+# A step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it.
+PAUSED = 3.0
 SURE = 0.9  # confidence of a median's interval
 NOISY = 2.0  # standard deviations by which a loss may lie above its trend
 
@@ -129,10 +128,8 @@ def predicted(
         return [NAN] * (1 + len(costs))
     under = now or DENSE
     shares = [size / max(max(sizes), 1) for size in sizes]
-    bare = zip(seen.sending, shares)
-    transfers = [
-        max(s - share * under.work - under.requests * seen.latency, 0.0) / max(under.bytes, 1e-9) for s, share in bare
-    ]
+    bare = [s - share * under.work - under.requests * seen.latency for s, share in zip(seen.sending, shares)]
+    transfers = [max(seconds, 0.0) / max(under.bytes, 1e-9) for seconds in bare]
     ready, computing = [max(moment - late, 0.0) for moment in seen.ready], max(seen.computing - late, 0.0)
 
     def end(cost: CandidateCost) -> float:
@@ -165,9 +162,9 @@ def holds(candidate: WindowMedian, dense: WindowMedian, gain: float) -> bool:
     return candidate.middle <= (1 - gain) * dense.middle and candidate.high < dense.low
 
 
-def differs(measured: float, expected: float, by: float = 0.25) -> bool:
+def differs(measured: float, expected: float) -> bool:
     """True if the two are known and differ by over a quarter."""
-    return abs(measured - expected) > by * expected
+    return abs(measured - expected) > 0.25 * expected
 
 
 def rises(before: Sequence[float], after: Sequence[float]) -> bool:
@@ -199,9 +196,8 @@ def _ms(seconds: float) -> str:
 
 
 def say_choice(name: str, step: int, steps: WindowMedian, dense: WindowMedian, guess: float) -> str:
-    return (
-        f"auto: {name} from step {step}: {_ms(steps.middle)} a step, {_ms(dense.middle)} dense (predicted {_ms(guess)})"
-    )
+    took = f"{_ms(steps.middle)} a step, {_ms(dense.middle)} dense (predicted {_ms(guess)})"
+    return f"auto: {name} from step {step}: {took}"
 
 
 def say_dense(seen: Timing) -> str:

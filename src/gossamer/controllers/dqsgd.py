@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.codecs.mixed import levelled, written_by
 from gossamer.controllers.allocation import Demand, Numbers, of_widths, within_budget, within_noise
-from gossamer.controllers.forecast import Forecast, Law
+from gossamer.controllers.forecast import Law, forecast
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Controller, Exchange, Facts, Levelled
 from gossamer.core.parts import part, require
@@ -194,7 +194,7 @@ class DQSGD(Controller):
     ) -> Numbers:
         """The bits of the next step: the first of a plan for all remaining steps."""
         left, gone = self.steps - facts.step, facts.step - int(state.get("step", 0))
-        rate, law = self._rate(facts.mean_lr, state), Forecast(self.steps).see(facts.step, raw, state)
+        rate, law = self._rate(facts.mean_lr, state), forecast(self.steps, facts.step, raw, state)
         state["step"] = torch.tensor(facts.step)
         later = (np.arange(AHEAD) + 0.5) * (left - 1) / AHEAD + 1  # steps from the next one on
         ahead = np.concatenate([[0.0], later if left > 1 else []])

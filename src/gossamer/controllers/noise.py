@@ -8,10 +8,9 @@ from torch import Tensor
 
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.constraints import Constraint, requires
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import Controller, Exchange, Facts
 from gossamer.core.stream_events import read_numbers
 
-TELLS = 2  # numbers per bucket: its squared norm, and a one to count ranks
 MEMORY = 1000.0  # of so many ranks' gradients, in all
 LEAST = 1e-30  # of a variance, that is divided by
 
@@ -40,10 +39,25 @@ def needs_a_mean_without_noise(instead: str) -> Constraint:
     return requires("exact", because=because + instead)
 
 
-def tell(block: Bucket) -> Tensor:
-    """A rank's statistics of its own gradient: its squared norm, and a one to count ranks."""
-    flat = block.flat.double()
-    return torch.stack([flat.square().sum(), flat.new_ones(())])
+class NoiseController(Controller):
+    """A controller that hears the noise of gradients, and changes the schedule's batch or rate for it."""
+
+    @property
+    def moves_schedule(self) -> bool:
+        return True
+
+    @property
+    def hears_rate(self) -> bool:
+        return False
+
+    @property
+    def counts(self) -> int:
+        return 2
+
+    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
+        """A rank's squared norm of its own gradient, and a one to count ranks."""
+        flat = block.flat.double()
+        return torch.stack([flat.square().sum(), flat.new_ones(())])
 
 
 def look(facts: Facts, state: State) -> Noise:

@@ -5,19 +5,18 @@ from dataclasses import replace
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from gossamer.controllers.accordion_batch import GROWS
-from gossamer.controllers.noise import TELLS, look, needs_a_mean_without_noise, tell
-from gossamer.core.bucket import Bucket, State
+from gossamer.controllers.noise import NoiseController, look, needs_a_mean_without_noise
+from gossamer.core.bucket import State
 from gossamer.core.constraints import Constraint
-from gossamer.core.contracts import Controller, Exchange, Facts
+from gossamer.core.contracts import Facts
 from gossamer.core.parts import part, require
 
 
 @final
 @part("noise_batch", sample="noise_batch(4)")
-class NoiseBatch(Controller):
+class NoiseBatch(NoiseController):
     """Accumulate `factor` times as many micro-batches per step once noise exceeds signal in the mean; never go back.
 
     The noise scale, var / sqr of one rank's gradient, is the number of ranks' batches at which their mean has as much noise as
@@ -56,18 +55,6 @@ class NoiseBatch(Controller):
     def constraints(self) -> tuple[Constraint, ...]:
         return (*super().constraints, GROWS, needs_a_mean_without_noise("accordion_batch()"))
 
-    @property
-    def moves_schedule(self) -> bool:
-        return True
-
-    @property
-    def hears_rate(self) -> bool:
-        return False
-
-    @property
-    def counts(self) -> int:
-        return TELLS
-
     def reach(self, recipe: Any) -> Iterable[Any]:
         if "batch" in recipe.schedule.traits:
             while (grown := self._grown(recipe)) != recipe:
@@ -80,9 +67,6 @@ class NoiseBatch(Controller):
             return recipe
         rate = recipe.schedule.rate * (self.factor if self.rate else 1)
         return replace(recipe, schedule=replace(recipe.schedule, micro_batches=batches, rate=float(rate)))
-
-    def local(self, block: Bucket, exchange: Exchange) -> Tensor:
-        return tell(block)
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         noise, seen = look(facts, state), int(state.get("seen", 0)) + 1

@@ -18,38 +18,36 @@ class Look(NamedTuple):
     now: float
 
 
-class EpochMonitor:
-    """Accumulates gradients over every `interval`-th epoch, and compares their norms. It keeps everything in `state`."""
+def watch(length: int, interval: int, facts: Facts, state: State) -> dict[str, Look] | None:
+    """Add a step's gradients to the sums of every `interval`-th epoch of so many steps.
 
-    def __init__(self, epoch: int, interval: int) -> None:
-        self.epoch, self.interval = epoch, interval
-
-    def watch(self, facts: Facts, state: State) -> dict[str, Look] | None:
-        """Add a step; at the end of each watched epoch but the first return every parameter's last and current norm."""
-        epoch, position = divmod(facts.step - 1, self.epoch)
-        begun = state.get("epoch")
-        # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
-        late = self._close(state, (), facts) if begun is not None and int(begun) != epoch else None
-        if epoch % self.interval:
-            return late
-        if position == self.epoch - 1:
-            return self._close(state, facts.blocks, facts)
-        for name, total in totals(state, facts.blocks):
-            state[f"delta:{name}"] = total
-        state["epoch"] = torch.tensor(epoch)
+    At the end of each watched epoch but the first return every parameter's last and current norm. All is kept in `state`.
+    """
+    epoch, position = divmod(facts.step - 1, length)
+    begun = state.get("epoch")
+    # Where an epoch's last step was skipped, or averaged nothing, its verdict comes with the next step that does.
+    late = _close(state, (), facts) if begun is not None and int(begun) != epoch else None
+    if epoch % interval:
         return late
+    if position == length - 1:
+        return _close(state, facts.blocks, facts)
+    for name, total in totals(state, facts.blocks):
+        state[f"delta:{name}"] = total
+    state["epoch"] = torch.tensor(epoch)
+    return late
 
-    def _close(self, state: State, last: Sequence[Bucket], facts: Facts) -> dict[str, Look] | None:
-        """Norms of the sums with the `last` gradients added, one parameter after the other to save memory."""
-        looks = dict[str, Look]()
-        for name, norm in of_whole(norms(totals(state, last)), facts).items():
-            old = state.get(f"old:{name}")
-            state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
-            if old is not None:
-                looks[name] = Look(float(old), norm)
-        for key in [k for k in state if k.startswith("delta:") or k == "epoch"]:
-            del state[key]
-        return looks or None
+
+def _close(state: State, last: Sequence[Bucket], facts: Facts) -> dict[str, Look] | None:
+    """Norms of the sums with the `last` gradients added, one parameter after the other to save memory."""
+    looks = dict[str, Look]()
+    for name, norm in of_whole(norms(totals(state, last)), facts).items():
+        old = state.get(f"old:{name}")
+        state[f"old:{name}"] = torch.tensor(norm, dtype=torch.float64)
+        if old is not None:
+            looks[name] = Look(float(old), norm)
+    for key in [k for k in state if k.startswith("delta:") or k == "epoch"]:
+        del state[key]
+    return looks or None
 
 
 def totals(state: Mapping[str, Tensor], blocks: Sequence[Bucket]) -> Iterator[tuple[str, Tensor]]:

@@ -53,11 +53,6 @@ class SwitchExchange(Controller):
             self.steps >= 1,
             f"switch_exchange: steps must be at least 1, got {self.steps}; to use the exchange from the start, write it in the recipe",
         )
-        require(
-            isinstance(self.exchange, Exchange),  # pyright: ignore[reportUnnecessaryIsInstance]
-            f"switch_exchange: {self.exchange} is no exchange of single buckets, so a controller cannot switch to it; use it as the "
-            "recipe's exchange",
-        )
 
     @property
     def hears_rate(self) -> bool:

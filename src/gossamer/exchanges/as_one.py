@@ -145,13 +145,11 @@ def _count(verb: Shared, node: Node) -> int:
 def _tell(wires: Sequence[Tensor], node: Node, buffers: MemoryPool) -> Program[None]:
     """Send messages to the other ranks of the node, as an all-to-all: summing them with zeros would cost twice the bytes."""
     if len(node.ranks) > 1 and wires:
-        said = wires[0] if len(wires) == 1 else _joined(wires, buffers)
+        said = wires[0]
+        if len(wires) > 1:
+            said = torch.cat([*wires], out=buffers.of(sum(w.numel() for w in wires), said.device))
         nothing = said.new_empty(0)
         yield AllToAll([nothing, *[said] * (len(node.ranks) - 1)], [0] * len(node.ranks), among=node.ranks)
-
-
-def _joined(wires: Sequence[Tensor], buffers: MemoryPool) -> Tensor:
-    return torch.cat([*wires], out=buffers.of(sum(w.numel() for w in wires), wires[0].device))
 
 
 def _hear(lengths: Sequence[int], node: Node, device: torch.device) -> Program[list[Tensor]]:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.count_sketch import refuse_long_table, require_table
+from gossamer.codecs.topk import count_of
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import those
 from gossamer.core.contracts import Context, Exchange, Policy, ReduceResult, Unit
-from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
-from gossamer.core.rng import CounterRng, Key
+from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.kernels.finite import peak
 
@@ -54,12 +55,7 @@ class FetchSGD(Exchange):
 
     def __post_init__(self) -> None:
         require(0 < self.ratio <= 1, f"fetch_sgd: ratio must lie in (0, 1], got {self.ratio}; 0.002 takes one in 500")
-        odd = 1 <= self.rows < 100 and self.rows % 2 == 1
-        require(odd, f"fetch_sgd: rows must be odd (for the median) and below 100, got {self.rows}; 5 is usual")
-        require(
-            self.columns is None or self.columns >= 1,
-            f"fetch_sgd: columns must be at least 1, got {self.columns}; leave it out for five cells of each row an element",
-        )
+        require_table(self.name, self.rows, self.columns, "five cells of each row an element")
         require(0 <= self.momentum < 1, f"fetch_sgd: momentum must lie in [0, 1), got {self.momentum}; 0.9 is usual")
 
     @property
@@ -97,15 +93,12 @@ class FetchSGD(Exchange):
 
     def fits(self, binding: Binding) -> None:
         binding.refuse_momentum(self, self.momentum)
-        longest = max((layout.numel for layout in binding.layouts), default=0)
-        if self.columns is not None and longest and self.rows * self.columns >= longest:
-            raise AttachError(
-                f"{self}: a sketch of {self.rows * self.columns:,} cells is no shorter than the longest bucket of this model, which "
-                f"has {longest:,} elements; use fewer columns, or leave columns out to follow the bucket's length"
-            )
+        refuse_long_table(self, self.rows * (self.columns or 0), binding)
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
-        n, key = block.numel, self._key(block, context)
+        n = block.numel
+        # The hashes are the same at every step.
+        key = CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
         if self.rows * self._columns(block.layout) >= n:
             return (yield from self._whole(block, state, context))
         mine = kernels.sketch_encode(block.flat.float(), self.rows, self._columns(block.layout), key)
@@ -117,7 +110,7 @@ class FetchSGD(Exchange):
         owed = velocity + state.get(f"owed{mark}", 0.0)
         into = block.layout.buffers.of(4 * n, table.device).view(torch.float32)
         estimates = kernels.sketch_estimate(owed, n, key, into)
-        chosen = kernels.topk(estimates, ceil(self.ratio * n * (1 - 1e-12))).long()
+        chosen = kernels.topk(estimates, count_of(self.ratio, n)).long()
         values = estimates[chosen]
         only = estimates.zero_().index_add_(0, chosen, values)
         said = kernels.sketch_encode(only, self.rows, table.shape[1], key)
@@ -135,10 +128,6 @@ class FetchSGD(Exchange):
 
     def _columns(self, layout: Layout) -> int:
         return 5 * ceil(self.ratio * layout.numel) if self.columns is None else self.columns
-
-    def _key(self, block: Bucket, context: Context) -> Key:
-        """The hash key, the same at every step."""
-        return CounterRng(context.rng.seed, 0, 0).shared_key(f"{block.name}/fetch_sgd")
 
 
 def _echo(block: Bucket, places: Tensor, values: Tensor) -> ReduceResult:

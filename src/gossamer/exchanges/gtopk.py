@@ -1,13 +1,13 @@
 """gTop-k: ranks merge their top-k elements pairwise on a tree, and keep k each time."""
 
 from collections.abc import Iterator
-from math import ceil
 from typing import Annotated, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from gossamer import kernels
+from gossamer.codecs.topk import count_of
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.contracts import Context, Exchange, ReduceResult
 from gossamer.core.parts import part, require
@@ -69,7 +69,7 @@ class GTopK(Exchange):
         if not block.numel:
             return ReduceResult(block.for_mean(), lambda into, weight: None)
         flat = block.flat.float()
-        chosen = kernels.topk(flat, ceil(self.ratio * block.numel * (1 - 1e-12)))
+        chosen = kernels.topk(flat, count_of(self.ratio, block.numel))
         mine = sums = _Elements(chosen, flat[chosen.long()])
         rejects = list[_Elements]()
         for other, reads in _rounds(context.rank, context.size):

@@ -17,13 +17,14 @@ from gossamer.core.rng import CounterRng
 from gossamer.core.verbs import Program
 from gossamer.exchanges.allreduce import AllReduced
 from gossamer.exchanges.as_one import Node, added_up, as_one
+from gossamer.exchanges.two_steps import TwoSteps
 
 BETWEEN, INSIDE = "between.", "inside."  # prefixes of the two exchanges' state entries
 
 
 @final
 @part("nodes", sample="nodes(scatter(fp32()), 2)")
-class Nodes(Exchange):
+class Nodes(TwoSteps, Exchange):
     """Two levels: `per_node` ranks average inside their node, then the nodes average as if each were one rank.
 
     M_k = the mean of node k, through `inside`;  the mean of all M_k through `between`, among the first ranks of the nodes,
@@ -71,37 +72,12 @@ class Nodes(Exchange):
         return super().traits | those(two_levels=self.per_node > 1)
 
     @property
-    def unbiased(self) -> bool:
-        return self.between.unbiased and self.inside.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.between.needs_feedback or self.inside.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.between.contracts and self.inside.contracts
-
-    @property
-    def bounds_residual(self) -> bool:
-        both = (self.between, self.inside)
-        return not self.contracts and all(e.contracts or e.bounds_residual for e in both)
-
-    @property
-    def exact(self) -> bool:
-        return self.between.exact and self.inside.exact
-
-    @property
-    def any_size(self) -> bool:
-        return self.between.any_size and self.inside.any_size
+    def both(self) -> tuple[Exchange, Exchange]:
+        return self.between, self.inside
 
     @property
     def votes(self) -> bool:
         return self.between.votes or self.inside.votes
-
-    @property
-    def own_size(self) -> bool:
-        return self.between.own_size or self.inside.own_size
 
     @property
     def sum_rounding(self) -> float:

@@ -13,11 +13,12 @@ from gossamer.core.contracts import Codec, CodecExchange, Context, Policy, Reduc
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_gather_ragged, all_to_all_ragged, read_all_gather, read_all_to_all
 from gossamer.core.wire import EqualReader, LazyWires, Read, Reader, in_order, receive_order, send_order, without
+from gossamer.exchanges.two_steps import TwoSteps
 
 
 @final
 @part("scatter", sample="scatter(fp32())")
-class Scatter(CodecExchange):
+class Scatter(TwoSteps, CodecExchange):
     """Reduce-scatter then all-gather: each rank averages one of N chunks, encodes the mean again and sends it to all ranks.
 
     All-to-all of N - 1 encoded chunks, decode and sum (the rank's own share first, then that of the rank before, and so on
@@ -53,7 +54,7 @@ class Scatter(CodecExchange):
     own: Literal["exact", "encoded"] = "exact"
 
     def __post_init__(self) -> None:
-        for codec in (self.codec, self.answers):
+        for codec in self.both:
             require(
                 isinstance(codec, Codec),  # pyright: ignore[reportUnnecessaryIsInstance]
                 f"scatter({codec}): of {codec.name}'s messages only their sum can be read, not one alone; use allreduce({codec})",
@@ -78,33 +79,8 @@ class Scatter(CodecExchange):
         return self.codec if self.answer is None else self.answer
 
     @property
-    def unbiased(self) -> bool:
-        return self.codec.unbiased and self.answers.unbiased
-
-    @property
-    def needs_feedback(self) -> bool:
-        return self.codec.needs_feedback or self.answers.needs_feedback
-
-    @property
-    def contracts(self) -> bool:
-        return self.codec.contracts and self.answers.contracts
-
-    @property
-    def bounds_residual(self) -> bool:
-        both = (self.codec, self.answers)
-        return not self.contracts and all(c.contracts or c.bounds_residual for c in both)
-
-    @property
-    def exact(self) -> bool:
-        return self.codec.exact and self.answers.exact
-
-    @property
-    def any_size(self) -> bool:
-        return self.codec.any_size and self.answers.any_size
-
-    @property
-    def own_size(self) -> bool:
-        return self.codec.own_size or self.answers.own_size
+    def both(self) -> tuple[Codec, Codec]:
+        return self.codec, self.answers
 
     @property
     def encodes_mean(self) -> bool:

@@ -5,17 +5,15 @@ program (`gpu`). The functions here check their arguments and pick the twin by t
 """
 
 from gossamer.kernels.backends import backends, using
-from gossamer.kernels.eden import eden_accumulate, eden_decode, eden_encode
+from gossamer.kernels.eden import eden_decode, eden_encode
 from gossamer.kernels.follow import follow
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lane_count, lanes_pack, lanes_unpack
 from gossamer.kernels.layout import CorruptWire
-from gossamer.kernels.levels import levels_accumulate, levels_decode, levels_encode, levels_most
+from gossamer.kernels.levels import levels_decode, levels_encode, levels_most
 from gossamer.kernels.places import place_bytes, places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
-    quantise,
-    quantise_accumulate,
     quantise_accumulate_each,
     quantise_bytes,
     quantise_decode,
@@ -25,12 +23,10 @@ from gossamer.kernels.quantise import (
 from gossamer.kernels.reference.hashing import mix3
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each, within
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode
+from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
-from gossamer.kernels.small import small_accumulate, small_decode, small_encode
+from gossamer.kernels.small import small_decode, small_encode
 from gossamer.kernels.ternary import (
-    ternary,
-    ternary_accumulate,
     ternary_bytes,
     ternary_decode,
     ternary_encode,
@@ -46,7 +42,6 @@ __all__ = [
     "backends",
     "bucket_norms",
     "divide",
-    "eden_accumulate",
     "eden_decode",
     "eden_encode",
     "follow",
@@ -55,7 +50,6 @@ __all__ = [
     "lane_count",
     "lanes_pack",
     "lanes_unpack",
-    "levels_accumulate",
     "levels_decode",
     "levels_encode",
     "levels_most",
@@ -63,26 +57,20 @@ __all__ = [
     "place_bytes",
     "places_decode",
     "places_encode",
-    "quantise",
-    "quantise_accumulate",
     "quantise_accumulate_each",
     "quantise_bytes",
     "quantise_decode",
     "quantise_each",
     "quantise_encode",
     "scatter_add",
-    "sign_accumulate",
     "sign_bytes",
     "sign_decode",
     "sign_encode",
     "sketch_encode",
     "sketch_estimate",
-    "small_accumulate",
     "small_decode",
     "small_encode",
     "sparse_mean",
-    "ternary",
-    "ternary_accumulate",
     "ternary_bytes",
     "ternary_decode",
     "ternary_encode",

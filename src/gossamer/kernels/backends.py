@@ -4,8 +4,6 @@ A kernel family is one module name (`ternary`, `sign`, ...) in up to three packa
 `cpu` and `gpu`. A twin that does not exist falls back to the reference.
 """
 
-from __future__ import annotations
-
 import importlib
 import warnings
 from collections.abc import Callable, Generator

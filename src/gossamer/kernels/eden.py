@@ -1,7 +1,5 @@
 """Blocks that are rotated at random and rounded to the nearest of the Gaussian's best levels, with one scale per block."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -27,28 +25,20 @@ def eden_encode(x: Tensor, form: Rotation, key: Key, scales: Tensor, out: Tensor
     twin("eden", "encode", x.device)(x, form, key, scales, out)
 
 
-def eden_accumulate(
-    wire: Tensor, form: Rotation, key: Tensor, scales: Tensor, out: Tensor, weight: float = 1.0
+def eden_decode(
+    wire: Tensor, form: Rotation, key: Tensor, scales: Tensor, out: Tensor, weight: float | None = None
 ) -> None:
-    """out += weight * scale * D1 H D2 H levels, in place; a block whose scale is not finite becomes NaN throughout.
+    """out = scale * D1 H D2 H levels; with a weight out += weight times that. A block whose scale is not finite becomes NaN.
 
-    The key is the two words of `eden_encode`'s, as int32. Reads bits / 8 + 4 and writes 4 bytes per element.
+    The key is the two words of `eden_encode`'s, as int32. Reads bits / 8, with a weight 4 more, and writes 4 bytes per element.
     """
-    _read(wire, form, key, layout.units(scales, weight, 1), out, False)
-
-
-def eden_decode(wire: Tensor, form: Rotation, key: Tensor, scales: Tensor, out: Tensor) -> None:
-    """out = what `eden_accumulate` adds to zeros, bit for bit, without a pass that writes zeros."""
-    _read(wire, form, key, layout.units(scales, 1.0, 1), out, True)
-
-
-def _read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, anew: bool) -> None:
     require_vector("out", out)
     require_vector("key", key, torch.int32)
     require_count("key", key, 2)
-    require_count("scales", units, _plan(out, form).blocks)
+    require_count("scales", scales, _plan(out, form).blocks)
     require_length(f"eden {form.bits} bits", wire, layout.plane_bytes(out.numel(), form.bits))
-    twin("eden", "read", out.device)(wire, form, key, units, out, anew)
+    units = layout.units(scales, 1.0 if weight is None else weight, 1)
+    twin("eden", "read", out.device)(wire, form, key, units, out, weight is None)
 
 
 def _plan(x: Tensor, form: Rotation) -> Rotated:

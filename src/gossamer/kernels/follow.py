@@ -1,7 +1,5 @@
 """The push-sum update of a model: a step on x, computed at z = x / w, in one pass."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

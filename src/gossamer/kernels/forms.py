@@ -5,8 +5,6 @@ next ones are twice as far apart; below the least exponent they stay evenly spac
 mantissa. Where all numbers are evenly spaced, they are whole ones, and written as such (two's complement).
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -65,12 +63,12 @@ class Steps(NamedTuple):
     lift: float
 
 
-def any_top(form: Form) -> Steps:
+def float32_tops(form: Form) -> Steps:
     """Tops as float32: the largest magnitude itself."""
     return Steps(0, -1, 0, form.top * _GUARD)
 
 
-def brain_tops(form: Form) -> Steps:
+def bfloat16_tops(form: Form) -> Steps:
     """Tops in 16 bits (bfloat16), rounded up."""
     return Steps(0xFFFF, ~0xFFFF, 0, form.top * _GUARD)
 
@@ -80,7 +78,7 @@ def power_tops(form: Form) -> Steps:
     return Steps(_FIELD // 255 - 1 - form.fraction, -(1 << 23), form.fraction, form.top)
 
 
-def clipping_tops(form: Form) -> Steps:
+def ocp_tops(form: Form) -> Steps:
     """In 8 bits, after OCP: 2 ** floor(log2 of the largest magnitude) has the form's largest exponent, and what exceeds
     its top is cut off.
     """
@@ -134,27 +132,3 @@ def raised(form: Form) -> int:
 
 def _bits(number: float) -> int:
     return int(torch.tensor(number, dtype=torch.float32, device="cpu").view(torch.int32))
-
-
-__all__ = [
-    "CENTRE",
-    "E2M1",
-    "E3M0",
-    "E4M3",
-    "E5M2",
-    "INFINITE",
-    "INT8",
-    "POWERS",
-    "RUN",
-    "Form",
-    "Steps",
-    "any_top",
-    "brain_tops",
-    "clipping_tops",
-    "meanings",
-    "power_tops",
-    "raised",
-    "run_of",
-    "squeezed",
-    "stretched",
-]

@@ -6,8 +6,6 @@ Bits are numbered from the lowest of each byte, and both streams end on a byte. 
 every position but the last stream's is known from the parameters, so a GPU can decode without walking.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

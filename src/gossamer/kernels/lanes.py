@@ -1,7 +1,5 @@
 """Small integers packed side by side into int32 lanes, so that an ordinary integer all-reduce adds them exactly."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

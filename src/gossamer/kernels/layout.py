@@ -5,8 +5,6 @@ elements j, j + width, j + 2 * width, ... so that loads, arithmetic and stores a
 The last, shorter block follows the same rule with the smallest width that holds it.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import comb
@@ -80,11 +78,6 @@ def plane_bytes(n: int, bits: int) -> int:
     """Bytes of n codes of `bits` bits."""
     full, tail = divmod(n, PLANE_BLOCK)
     return full * 64 * bits + sum(-(-tail * width // 8) for width in planes(bits))
-
-
-def ternary_bytes(n: int) -> int:
-    """Bytes of n trits: ceil(n / 5)."""
-    return -(-n // TRITS)
 
 
 def levels_of(bits: int) -> int:

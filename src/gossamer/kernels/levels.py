@@ -9,8 +9,6 @@ Wire: the bytes of each record as two little-endian bytes; the parameter of each
 more is said of them; the records, each of which ends on a byte. Bits are numbered from the lowest of each byte.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -40,26 +38,20 @@ def levels_encode(
     return int(twin("levels", "encode", x.device)(x, levels, bucket, norms, key, measure, out))
 
 
-def levels_accumulate(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * norm / levels * level, in place, as `quantise_accumulate`; reads 4 and writes 4 bytes per element.
+def levels_decode(
+    wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float | None = None
+) -> None:
+    """out = norm / levels * level; with a weight out += weight times that, as `quantise_decode`. Writes 4 bytes per element.
 
     Safe on arbitrary bytes: what is no wire raises CorruptWire, and may leave `out` half written.
     """
-    _read(wire, levels, bucket, norms, out, weight, False)
-
-
-def levels_decode(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    """out = norm / levels * level: to the bit what `levels_accumulate` adds to zeros."""
-    _read(wire, levels, bucket, norms, out, 1.0, True)
-
-
-def _read(wire: Tensor, levels: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     _require(out, levels, bucket, norms)
     require_vector("wire", wire, torch.uint8)
     first = layout.Coded(out.numel(), levels).first
     if wire.numel() < first:
         raise CorruptWire(f"levels: expected at least {first} bytes, got {wire.numel()}")
-    if not twin("levels", "read", out.device)(wire, levels, bucket, norms, weight, out, anew):
+    factor = 1.0 if weight is None else weight
+    if not twin("levels", "read", out.device)(wire, levels, bucket, norms, factor, out, weight is None):
         raise CorruptWire(f"levels: not {out.numel()} levels from -{levels} to {levels}")
 
 

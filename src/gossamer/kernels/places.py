@@ -11,8 +11,6 @@ Papers: Elias, Efficient Storage and Retrieval by Content and Address of Static 
 Encoding, 1973.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Uniform levels with one norm per bucket: codes of 1 to 8 bits, packed as planes of power-of-two widths."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
@@ -33,41 +31,42 @@ def bucket_norms(x: Tensor, bucket: int, kind: Literal["max", "l2"]) -> Tensor:
     return twin("quantise", f"{kind}_norms", x.device)(x, bucket)
 
 
-def quantise_encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
+def quantise_encode(
+    x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, out: Tensor | None = None, measure: bool = False
+) -> Tensor:
     """code = s + floor(x * s / norm + u), clamped to [0, 2 * s], with s = 2 ** (bits - 1) - 1; unbiased.
 
     The wire is written to `out`, if there is one. One bit has two points: +norm with probability (1 + x / norm) / 2, else -norm;
-    a bucket whose norm is below 2^-100 is read as zero, as with more bits.
+    a bucket whose norm is below 2^-100 is read as zero, as with more bits. To `measure` is to write norms by magnitude first, as
+    `bucket_norms` has them: on a CPU each bucket is then read once from memory.
     u is the top 23 bits of mix3(i). Reads 4 and writes bits / 8 bytes per element.
     """
     wire = uninitialised(quantise_bytes(x.numel(), bits), x.device) if out is None else out
-    _encode(x, bits, bucket, norms, key, False, wire)
+    require_vector("x", x)
+    require_vector("norms", norms)
+    require_count("norms", norms, _buckets(x.numel(), bucket))
+    require_length(f"quantise {bits} bits", wire, quantise_bytes(x.numel(), bits))
+    twin("quantise", "encode", x.device)(x, bits, bucket, norms, key, measure, wire)
     return wire
 
 
-def quantise(x: Tensor, bits: int, bucket: int, key: Key, norms: Tensor, out: Tensor) -> None:
-    """`bucket_norms` by magnitude, written to `norms`, and `quantise_encode` with them, written to `out`.
+def quantise_decode(
+    wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float | None = None
+) -> None:
+    """out = norm / s * (code - s); with a weight out += weight times that. A bucket whose norm is not finite becomes NaN.
 
-    On a CPU each bucket is read once from memory. Reads 4 and writes bits / 8 bytes per element.
+    Without a weight it is to the bit what is added to zeros, without a pass that writes them. Reads bits / 8, with a weight 4
+    more, and writes 4 bytes per element.
     """
-    _encode(x, bits, bucket, norms, key, True, out)
-
-
-def quantise_accumulate(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * norm / s * (code - s), in place; a bucket whose norm is not finite becomes NaN throughout.
-
-    Reads bits / 8 + 4 and writes 4 bytes per element.
-    """
-    _read(wire, bits, bucket, norms, out, weight, False)
-
-
-def quantise_decode(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    """out = norm / s * (code - s): to the bit what `quantise_accumulate` adds to zeros, without a pass that writes them."""
-    _read(wire, bits, bucket, norms, out, 1.0, True)
+    require_vector("out", out)
+    require_count("norms", norms, _buckets(out.numel(), bucket))
+    require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
+    factor = 1.0 if weight is None else weight
+    twin("quantise", "read", out.device)(wire, bits, bucket, _said(bits, norms), factor, out, weight is None)
 
 
 def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
-    """`quantise` of every chunk x[edges[j]:edges[j + 1]] with key j, to row j: first the chunk's norms, then its codes.
+    """Encode every chunk x[edges[j]:edges[j + 1]] with key j and norms that are measured, to row j: first norms, then codes.
 
     Rows are as wide as the longest chunk needs or wider, and a multiple of 4 bytes.
     """
@@ -89,12 +88,13 @@ def quantise_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys:
     for (a, b), (k0, k1), row in zip(pairwise(edges), keys.tolist(), rows, strict=True):
         heads = 4 * _buckets(b - a, bucket)
         norms = torch.empty(heads // 4, dtype=torch.float32, device=x.device)  # a row may begin at any byte
-        quantise(x[a:b], bits, bucket, (k0, k1), norms, row[heads : heads + quantise_bytes(b - a, bits)])
+        codes = row[heads : heads + quantise_bytes(b - a, bits)]
+        quantise_encode(x[a:b], bits, bucket, norms, (k0, k1), codes, measure=True)
         row[:heads].copy_(norms.view(torch.uint8))
 
 
 def quantise_accumulate_each(rows: Tensor, bits: int, bucket: int, out: Tensor) -> None:
-    """`quantise_accumulate` of every row, norms and codes as `quantise_each` writes them, in their order and with weight 1."""
+    """`quantise_decode` with weight 1 of every row, in their order: norms and codes as `quantise_each` writes them."""
     require_vector("out", out)
     heads = 4 * _buckets(out.numel(), bucket)
     end = heads + quantise_bytes(out.numel(), bits)
@@ -115,21 +115,6 @@ def _require_rows(rows: Tensor, count: int, width: int) -> None:
         raise TypeError(f"rows must be uint8, got {rows.dtype}")
     if rows.dim() != 2 or len(rows) != count or rows.shape[1] < width or not rows.is_contiguous():
         raise ValueError(f"there must be {count} contiguous rows of {width} bytes or more, got {tuple(rows.shape)}")
-
-
-def _encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, out: Tensor) -> None:
-    require_vector("x", x)
-    require_vector("norms", norms)
-    require_count("norms", norms, _buckets(x.numel(), bucket))
-    require_length(f"quantise {bits} bits", out, quantise_bytes(x.numel(), bits))
-    twin("quantise", "encode", x.device)(x, bits, bucket, norms, key, measure, out)
-
-
-def _read(wire: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor, weight: float, anew: bool) -> None:
-    require_vector("out", out)
-    require_count("norms", norms, _buckets(out.numel(), bucket))
-    require_length(f"quantise {bits} bits", wire, quantise_bytes(out.numel(), bits))
-    twin("quantise", "read", out.device)(wire, bits, bucket, _said(bits, norms), weight, out, anew)
 
 
 def _said(bits: int, norms: Tensor) -> Tensor:

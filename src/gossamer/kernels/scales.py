@@ -1,11 +1,9 @@
 """Per-segment scales: the largest magnitude, and the deviation about zero or about the mean."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
-from gossamer.kernels.backends import twin
+from gossamer.kernels.backends import chosen, twin
 from gossamer.kernels.layout import Bounds, require_bounds, require_vector
 
 
@@ -28,7 +26,9 @@ def divide(x: Tensor, by: int) -> Tensor:
     if x.dtype != torch.float32:
         x.div_(by)
         return x.abs().amax(0, keepdim=True) if x.numel() else x.new_zeros(1)
-    return twin("scales", "divide", x.device)(x, by)
+    if chosen(x.device) == "numba":  # in one pass
+        return twin("scales", "divide", x.device)(x, by)
+    return absmax(x.div_(by), (0, x.numel()))
 
 
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

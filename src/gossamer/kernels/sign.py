@@ -1,7 +1,5 @@
 """One sign bit per element and one scale per segment, in one pass over memory."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor
@@ -28,24 +26,13 @@ def sign_encode(x: Tensor, bounds: Bounds, power: Literal[1, 2], out: Tensor) ->
     return twin("sign", "encode", x.device)(x, bounds, power, out)
 
 
-def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> None:
-    """out = scale * (+1 or -1), in place; a segment whose scale is not finite becomes NaN throughout.
+def sign_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """out = scale * (+1 or -1); with a weight out += weight times that. A segment whose scale is not finite becomes NaN.
 
-    Reads 1/8 and writes 4 bytes per element.
+    Reads 1/8, with a weight 4 more, and writes 4 bytes per element.
     """
-    _read(wire, bounds, scales, out, 1.0, True)
-
-
-def sign_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * scale * (+1 or -1), in place; a segment whose scale is not finite becomes NaN throughout.
-
-    Reads 1/8 + 4 and writes 4 bytes per element.
-    """
-    _read(wire, bounds, scales, out, weight, False)
-
-
-def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
     require_length("sign", wire, sign_bytes(out.numel()))
-    twin("sign", "read", out.device)(wire, bounds, layout.units(scales, weight, 1), out, anew)
+    units = layout.units(scales, 1.0 if weight is None else weight, 1)
+    twin("sign", "read", out.device)(wire, bounds, units, out, weight is None)

@@ -7,8 +7,6 @@ a count sketch asks of its hash. Cells are added layer after layer, in the same 
 as it lies; there is nothing to scatter and no atomic sum.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from gossamer.core.rng import Key

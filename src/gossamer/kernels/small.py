@@ -1,7 +1,5 @@
 """Eight-bit numbers: one byte per element, relative to the largest of its bucket; see `forms.py`."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -27,24 +25,17 @@ def small_encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | No
     twin("small", "encode", x.device)(x, form, steps, bucket, key, tops, out)
 
 
-def small_accumulate(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * top / form.top * meaning(code), in place; a bucket with a top that is not finite becomes NaN.
+def small_decode(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """out = top / form.top * meaning(code); with a weight out += weight times that. A bucket with a top that is not finite
+    becomes NaN.
 
-    Reads 5 and writes 4 bytes per element.
+    Without a weight it is to the bit what is added to zeros. Reads 1, with a weight 5, and writes 4 bytes per element.
     """
-    _read(wire, form, bucket, tops, out, weight, False)
-
-
-def small_decode(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor) -> None:
-    """out = what `small_accumulate` adds to zeros, bit for bit, without a pass that writes zeros."""
-    _read(wire, form, bucket, tops, out, 1.0, True)
-
-
-def _read(wire: Tensor, form: Form, bucket: int, tops: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     _require(out.numel(), bucket, tops)
     require_length("small numbers", wire, out.numel())
-    twin("small", "read", out.device)(wire, form, bucket, tops, weight, out, anew)
+    factor = 1.0 if weight is None else weight
+    twin("small", "read", out.device)(wire, form, bucket, tops, factor, out, weight is None)
 
 
 def _require(n: int, bucket: int, tops: Tensor) -> None:

@@ -1,36 +1,34 @@
 """Base-3 coding of values rounded at random to -scale, 0 or +scale: five trits per byte."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels import layout
 from gossamer.kernels.backends import twin
-from gossamer.kernels.layout import Bounds, require_count, require_length, require_vector, ternary_bytes
-
-__all__ = ["ternary", "ternary_accumulate", "ternary_bytes", "ternary_decode", "ternary_encode", "ternary_levels"]
+from gossamer.kernels.layout import TRITS, Bounds, require_count, require_length, require_vector
 
 
-def ternary_encode(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None) -> Tensor:
+def ternary_bytes(n: int) -> int:
+    """Bytes of n trits: ceil(n / 5)."""
+    return -(-n // TRITS)
+
+
+def ternary_encode(
+    x: Tensor, bounds: Bounds, scales: Tensor, key: Key, out: Tensor | None = None, clip: float | None = None
+) -> Tensor:
     """Trits sign(x) * Bernoulli(min(|x| / scale, 1)), packed base 3; written to `out`, if there is one.
 
     t = (int32(x * 2**23 / scale) + (mix3(i) >> 9)) >> 23, which rounds up with the fraction's probability:
-    unbiased wherever |x| <= scale.
+    unbiased wherever |x| <= scale. With `clip` the `clipped_scales` of each segment are written to `scales` first: on a CPU what
+    fits into its caches is then read once from memory.
     Reads 4 and writes 1/5 bytes per element.
     """
     wire = uninitialised(ternary_bytes(x.numel()), x.device) if out is None else out
-    _encode(x, bounds, scales, None, key, wire)
+    _require(x, bounds, scales)
+    require_length("ternary", wire, ternary_bytes(x.numel()))
+    twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, wire)
     return wire
-
-
-def ternary(x: Tensor, bounds: Bounds, clip: float, key: Key, scales: Tensor, out: Tensor) -> None:
-    """`clipped_scales` of each segment, written to `scales`, and `ternary_encode` with them, written to `out`.
-
-    On a CPU what fits into its caches is read once from memory. Reads 4 and writes 1/5 bytes per element.
-    """
-    _encode(x, bounds, scales, clip, key, out)
 
 
 def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int = 1) -> Tensor:
@@ -44,30 +42,17 @@ def ternary_levels(x: Tensor, bounds: Bounds, scales: Tensor, key: Key, top: int
     return twin("ternary", "levels", x.device)(x, bounds, layout.gains(scales, top), key, top)
 
 
-def ternary_accumulate(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float = 1.0) -> None:
-    """out += weight * scale * trit, in place; a segment whose scale is not finite becomes NaN throughout.
+def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float | None = None) -> None:
+    """out = scale * trit; with a weight out += weight times that. A segment whose scale is not finite becomes NaN.
 
-    Reads 1/5 + 4 and writes 4 bytes per element.
+    Without a weight it is to the bit what is added to zeros, without a pass that writes them. Reads 1/5, with a weight 4 more,
+    and writes 4 bytes per element.
     """
-    _read(wire, bounds, scales, out, weight, False)
-
-
-def ternary_decode(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor) -> None:
-    """out = scale * trit: to the bit what `ternary_accumulate` adds to zeros, without a pass that writes them."""
-    _read(wire, bounds, scales, out, 1.0, True)
-
-
-def _encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, out: Tensor) -> None:
-    _require(x, bounds, scales)
-    require_length("ternary", out, ternary_bytes(x.numel()))
-    twin("ternary", "encode", x.device)(x, bounds, scales, clip, key, out)
-
-
-def _read(wire: Tensor, bounds: Bounds, scales: Tensor, out: Tensor, weight: float, anew: bool) -> None:
     require_vector("out", out)
     require_count("scales", scales, layout.require_bounds(bounds, out.numel()))
     require_length("ternary", wire, ternary_bytes(out.numel()))
-    twin("ternary", "read", out.device)(wire, bounds, scales, weight, out, anew)
+    factor = 1.0 if weight is None else weight
+    twin("ternary", "read", out.device)(wire, bounds, scales, factor, out, weight is None)
 
 
 def _require(x: Tensor, bounds: Bounds, scales: Tensor) -> None:

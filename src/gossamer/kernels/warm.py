@@ -1,34 +1,30 @@
 """Calls each kernel once on a few elements, so that it is compiled before training begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from gossamer.kernels.eden import eden_accumulate, eden_decode, eden_encode
+from gossamer.kernels.eden import eden_decode, eden_encode
 from gossamer.kernels.follow import follow
-from gossamer.kernels.forms import E4M3, INT8, any_top
+from gossamer.kernels.forms import E4M3, INT8, float32_tops
 from gossamer.kernels.indices import index_decode, index_encode
 from gossamer.kernels.lanes import lanes_pack, lanes_unpack
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
-from gossamer.kernels.levels import levels_accumulate, levels_encode, levels_most
+from gossamer.kernels.levels import levels_decode, levels_encode, levels_most
 from gossamer.kernels.places import places_decode, places_encode
 from gossamer.kernels.quantise import (
     bucket_norms,
-    quantise,
-    quantise_accumulate,
     quantise_decode,
     quantise_encode,
 )
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each
-from gossamer.kernels.sign import sign_accumulate, sign_bytes, sign_decode, sign_encode
+from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
-from gossamer.kernels.small import small_accumulate, small_decode, small_encode
-from gossamer.kernels.ternary import ternary, ternary_accumulate, ternary_decode, ternary_encode, ternary_levels
+from gossamer.kernels.small import small_decode, small_encode
+from gossamer.kernels.ternary import ternary_decode, ternary_encode, ternary_levels
 
 _KEY = (1, 2)
 # Triton compiles anew for lengths and addresses that are multiples of 16, so there are vectors of both kinds.
@@ -62,41 +58,39 @@ def _ternary(x: Tensor) -> None:
     bounds, scales = (0, x.numel()), x[:1].clone()
     ternary_levels(x, bounds, scales, _KEY)
     wire, out = ternary_encode(x, bounds, scales, _KEY), x.clone()
-    ternary(x, bounds, 2.5, _KEY, scales, wire)
-    ternary_accumulate(wire, bounds, scales, out)
+    ternary_encode(x, bounds, scales, _KEY, wire, clip=2.5)
+    ternary_decode(wire, bounds, scales, out, 1.0)
     ternary_decode(wire, bounds, scales, out)
 
 
 def _quantise(x: Tensor) -> None:
     norms = bucket_norms(x, 512, "max")
     wire, out = quantise_encode(x, 4, 512, norms, _KEY), x.clone()
-    quantise(x, 4, 512, _KEY, norms, wire)
-    quantise_accumulate(wire, 4, 512, norms, out)
+    quantise_encode(x, 4, 512, norms, _KEY, wire, measure=True)
+    quantise_decode(wire, 4, 512, norms, out, 1.0)
     quantise_decode(wire, 4, 512, norms, out)
 
 
 def _small(x: Tensor) -> None:
     tops, wire, out = x[:1].clone().expand(-(-x.numel() // 128)).contiguous(), x.to(torch.uint8), x.clone()
     for form in (INT8, E4M3):
-        small_encode(x, form, any_top(form), 128, _KEY, tops, wire)
-        small_accumulate(wire, form, 128, tops, out)
+        small_encode(x, form, float32_tops(form), 128, _KEY, tops, wire)
+        small_decode(wire, form, 128, tops, out, 1.0)
         small_decode(wire, form, 128, tops, out)
 
 
 def _levels(x: Tensor) -> None:
-    norms, wire = (
-        bucket_norms(x, 512, "max"),
-        torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device),
-    )
+    norms = bucket_norms(x, 512, "max")
+    wire = torch.empty(levels_most(x.numel(), 7), dtype=torch.uint8, device=x.device)
     length = levels_encode(x, 7, 512, norms, _KEY, wire, True)
-    levels_accumulate(wire[:length], 7, 512, norms, x.clone())
+    levels_decode(wire[:length], 7, 512, norms, x.clone(), 1.0)
 
 
 def _sign(x: Tensor) -> None:
     bounds = (0, x.numel())
     wire = torch.empty(sign_bytes(x.numel()), dtype=torch.uint8, device=x.device)
     scales = sign_encode(x, bounds, 2, wire)
-    sign_accumulate(wire, bounds, scales, x.clone())
+    sign_decode(wire, bounds, scales, x.clone(), 1.0)
     sign_decode(wire, bounds, scales, x.clone())
 
 
@@ -130,7 +124,7 @@ def _eden(x: Tensor) -> None:
     scales, key = inside.new_zeros(Rotated(inside.numel(), 1024).blocks), inside.new_zeros(2, dtype=torch.int32)
     wire = torch.empty(plane_bytes(inside.numel(), 2), dtype=torch.uint8, device=x.device)
     eden_encode(inside, form, _KEY, scales, wire)
-    eden_accumulate(wire, form, key, scales, inside.clone())
+    eden_decode(wire, form, key, scales, inside.clone(), 1.0)
     eden_decode(wire, form, key, scales, inside.clone())
 
 

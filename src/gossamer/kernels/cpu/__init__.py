@@ -1,7 +1,5 @@
 """Numba loops for CPUs: one thread, no global interpreter lock, compiled once and cached on disk."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -3,8 +3,6 @@
 That is hints, which change speed and never a result, and a few instructions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 

@@ -4,13 +4,11 @@ A block is a matrix with rows of 32. Butterflies between rows take eight columns
 as well, once the matrix is transposed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, float_of, kernel, prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, float_of, kernel, prefetch, wide
 from gossamer.kernels.cpu.hadamard import (
     Scratch,
     add_row,
@@ -27,13 +25,13 @@ from gossamer.kernels.cpu.hadamard import (
     up4,
     up8,
 )
-from gossamer.kernels.cpu.hashing import start, word
+from gossamer.kernels.cpu.hashing import Start, start, word
 from gossamer.kernels.cpu.nearest import read_block, round_block
 from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, pack, pack_tail, unpack_blocks, unpack_tail
+from gossamer.kernels.cpu.scales import top_between
 from gossamer.kernels.gaussian import tables_on
 from gossamer.kernels.layout import PLANE_BLOCK, ROTATED_MOST, SECOND_SIGNS, Rotation
 
-Key32 = tuple[np.uint32, np.uint32]
 Tables = tuple[Floats, Floats]
 _WORDS = ROTATED_MOST // 32
 
@@ -53,7 +51,7 @@ def read(wire: Tensor, form: Rotation, key: Tensor, units: Tensor, out: Tensor, 
 
 
 @kernel
-def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales: Floats, wire: Bytes) -> None:
+def _encode(x: Floats, form: tuple[int, int], key: Start, tables: Tables, scales: Floats, wire: Bytes) -> None:
     """Encode with these levels, and limits between them."""
     wide()
     bits, size = form
@@ -66,7 +64,7 @@ def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales
             while x.size - at < size:
                 size //= 2
             prefetch(x, at + size, at + 2 * size)
-            top = _top(magnitudes, at, at + size)
+            top = top_between(magnitudes, at, at + size)
             power = min(max(np.int32(255) - np.int32(top >> np.int32(23)), np.int32(1)), np.int32(253))
             _draw_signs(at // 32, size // 32, key, scratch)
             for r in range(size // 32):
@@ -82,7 +80,7 @@ def _encode(x: Floats, form: tuple[int, int], key: Key32, tables: Tables, scales
 
 
 @kernel
-def _read(wire: Bytes, form: tuple[int, int], key: Key32, tables: Tables, out: Floats, anew: bool) -> None:
+def _read(wire: Bytes, form: tuple[int, int], key: Start, tables: Tables, out: Floats, anew: bool) -> None:
     """Decode with these levels, and units of the blocks."""
     wide()
     bits, size = form
@@ -116,19 +114,7 @@ def _scratch() -> Scratch:
 
 
 @kernel
-def _top(bits: Ints, a: int, b: int) -> np.int32:
-    """Like `scales.top_bits`, of a range."""
-    wide()
-    top = np.int32(0)
-    for j in range(b - a):
-        magnitude = np.int32(bits[np.uint64(a + j)] & np.int32(0x7FFFFFFF))
-        if magnitude > top:
-            top = magnitude
-    return top
-
-
-@kernel
-def _draw_signs(first: int, count: int, key: Key32, scratch: Scratch) -> None:
+def _draw_signs(first: int, count: int, key: Start, scratch: Scratch) -> None:
     """Draw the signs of a block whose first word has this number."""
     wide()
     counter = np.uint32(key[0] + np.uint32(first))

@@ -1,7 +1,5 @@
 """The push-sum update: a step on x, computed at z = x / w, in one pass without temporary tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

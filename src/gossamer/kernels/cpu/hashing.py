@@ -3,8 +3,6 @@
 Every operation is cast back, because Numba widens 32-bit arithmetic to 64 bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +10,8 @@ import numpy as np
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, inlined, kernel, wide
 from gossamer.kernels.layout import TINY
+
+Start = tuple[np.uint32, np.uint32]  # the first counter and the second key word
 
 
 @kernel
@@ -33,8 +33,7 @@ def word(counter: np.uint32, k1: np.uint32) -> np.uint32:
     return np.uint32(x ^ np.uint32(x >> np.uint32(14)))
 
 
-def start(key: Key) -> tuple[np.uint32, np.uint32]:
-    """The first counter and the second key word."""
+def start(key: Key) -> Start:
     return np.uint32(key[0] & 0xFFFFFFFF), np.uint32(key[1])
 
 
@@ -59,8 +58,7 @@ def round_codes(
     gain: np.float32,
     top: np.int32,
     base: np.int32,
-    start: np.uint32,
-    k1: np.uint32,
+    key: Start,
     out: Bytes,
     begin: int,
 ) -> None:
@@ -70,12 +68,12 @@ def round_codes(
     """
     wide()
     limit = np.float32(top)
-    counter = np.uint32(start + np.uint32(a))
+    counter = np.uint32(key[0] + np.uint32(a))
     for j in range(b - a):
         fixed = np.float32(x[np.uint64(a + j)] * gain)
         fixed = fixed if fixed < limit else limit
         fixed = fixed if fixed > -limit else -limit
-        random = fraction(np.uint32(counter + np.uint32(j)), k1)
+        random = fraction(np.uint32(counter + np.uint32(j)), key[1])
         out[np.uint64(begin + j)] = np.uint8(np.int32(np.int32(np.int32(fixed) + base) + random) >> np.int32(23))
 
 

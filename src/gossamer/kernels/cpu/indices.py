@@ -1,21 +1,15 @@
 """Rice coding of gaps on 64-bit words."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Ints, Longs, kernel
+from gossamer.kernels.cpu.compile import Bytes, Ints, Longs, kernel, lowest_bit
 from gossamer.kernels.layout import INDEX_BLOCK
 
 Words = npt.NDArray[np.uint64]
 _PARAMETERS = 32
-_DE_BRUIJN = 0x03F79D71B4CB0A89  # its 64 windows of 6 bits are all different, so a product finds the lowest bit
-_LOWEST = np.zeros(64, np.uint8)
-for _bit in range(64):
-    _LOWEST[((_DE_BRUIJN << _bit) & (2**64 - 1)) >> 58] = _bit
 
 
 def encode(indices: Tensor, n: int) -> Tensor:
@@ -46,7 +40,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
         return None
     indices = np.empty(count, np.int32)
     low, unary = _words(raw[1 + blocks : low_end]), _words(raw[low_end:])
-    ones_end = _read(rice, low, unary, n, indices, _LOWEST)
+    ones_end = _read(rice, low, unary, n, indices)
     return torch.from_numpy(indices) if ones_end >= 0 and -(-ones_end // 8) == raw.size - low_end else None
 
 
@@ -123,17 +117,16 @@ def _low_bits(rice: Bytes, count: int) -> int:
 
 
 @kernel
-def _read(rice: Bytes, low: Words, unary: Words, n: int, indices: Ints, lowest: Bytes) -> int:
+def _read(rice: Bytes, low: Words, unary: Words, n: int, indices: Ints) -> int:
     """Decode indices, and return the bits used of the unary stream; -1 if it does not hold indices.size indices below n."""
     count, at = 0, 0
     index, end = np.int64(-1), np.int64(-1)
     for w in range(unary.size):
         rest = unary[w]
-        while rest != 0:
+        while rest != np.uint64(0):
             if count == indices.size:
                 return -1
-            one = rest & (~rest + np.uint64(1))
-            here = 64 * w + np.int64(lowest[(one * np.uint64(_DE_BRUIJN)) >> np.uint64(58)])
+            here = 64 * w + np.int64(lowest_bit(rest))
             r = np.int64(rice[count // INDEX_BLOCK])
             quotient = here - end - 1
             if quotient > n >> r:
@@ -144,6 +137,6 @@ def _read(rice: Bytes, low: Words, unary: Words, n: int, indices: Ints, lowest: 
             if index >= n:
                 return -1
             indices[count] = index
-            rest ^= one
+            rest &= np.uint64(rest - np.uint64(1))
             at, end, count = at + r, here, count + 1
     return int(end + 1) if count == indices.size else -1

@@ -1,7 +1,5 @@
 """Integer lanes: fills a stretch of lanes at a time, which stays in cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

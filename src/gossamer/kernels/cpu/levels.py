@@ -4,7 +4,7 @@ Between rounding and packing a record is a list of bits, one per byte: plane aft
 says something of.
 """
 
-from __future__ import annotations
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,52 +12,48 @@ from torch import Tensor
 
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, wide
-from gossamer.kernels.cpu.hashing import start
+from gossamer.kernels.cpu.hashing import Start, start
 from gossamer.kernels.cpu.indices import parameter
-from gossamer.kernels.cpu.quantise import read_buckets, round_buckets
-from gossamer.kernels.layout import GUARD, LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, ONE, Coded
+from gossamer.kernels.cpu.quantise import BucketRounding, BucketUnits, read_buckets, round_buckets
+from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, Coded
 
 Places = npt.NDArray[np.uint16]
 _BLOCKS = LEVEL_RECORD // LEVEL_BLOCK
 
 
+class RecordShape(NamedTuple):
+    """What `layout.Coded` says of a wire."""
+
+    levels: int
+    bits: int
+    records: int
+    first: int
+
+
+def _plan(n: int, levels: int) -> RecordShape:
+    plan = Coded(n, levels)
+    return RecordShape(levels, plan.bits, plan.records, plan.first)
+
+
 def encode(x: Tensor, levels: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> int:
-    values, said, (counter, k1) = x.detach().numpy(), norms.numpy(), start(key)
-    gain, top, plan = np.float32(levels * GUARD), np.int32(levels * ONE), Coded(x.numel(), levels)
-    magnitudes, tops, shape = values.view(np.int32), said.view(np.int32), (levels, plan.bits, plan.records, plan.first)
-    return _encode(values, magnitudes, bucket, gain, top, counter, k1, measure, said, tops, *shape, wire.numpy())
+    values, rounded = x.detach().numpy(), BucketRounding.of(levels, bucket, norms, measure)
+    return _encode(values, values.view(np.int32), rounded, start(key), _plan(x.numel(), levels), wire.numpy())
 
 
 def read(wire: Tensor, levels: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> bool:
-    plan, said = Coded(out.numel(), levels), norms.numpy()
-    factor, shape = np.float32(weight), (levels, plan.bits, plan.records, plan.first)
-    return _read(wire.numpy(), bucket, said, factor, *shape, out.detach().numpy(), anew)
+    said = BucketUnits(bucket, np.int32(levels), np.float32(weight), norms.numpy())
+    return _read(wire.numpy(), said, _plan(out.numel(), levels), out.detach().numpy(), anew)
 
 
 @kernel
-def _encode(
-    x: Floats,
-    magnitudes: Ints,
-    bucket: int,
-    gain: np.float32,
-    top: np.int32,
-    counter: np.uint32,
-    k1: np.uint32,
-    measure: bool,
-    norms: Floats,
-    tops: Ints,
-    levels: int,
-    bits: int,
-    records: int,
-    first: int,
-    wire: Bytes,
-) -> int:
-    """Encode, and return the wire's length; with `measure`, compute each bucket's norm first."""
-    codes, said, at = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(8 * LEVEL_MOST + 8, np.uint8), first
+def _encode(x: Floats, magnitudes: Ints, rounded: BucketRounding, key: Start, plan: RecordShape, wire: Bytes) -> int:
+    """Encode, and return the wire's length."""
+    levels, bits, records, at = plan
+    codes, said = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(8 * LEVEL_MOST + 8, np.uint8)
     for record in range(records):
         lo, hi = _ends(record, x.size)
-        round_buckets(x, magnitudes, lo, hi, bucket, gain, top, counter, k1, measure, norms, tops, codes)
-        inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
+        round_buckets(x, magnitudes, lo, hi, rounded, key, codes)
+        inside, rice = codes[: hi - lo], _parameters(wire, record, plan, hi - lo)
         _fold(inside, np.uint8(levels))
         for block in range(rice.size):
             numbers = inside[block * LEVEL_BLOCK : (block + 1) * LEVEL_BLOCK]
@@ -72,27 +68,16 @@ def _encode(
 
 
 @kernel
-def _read(
-    wire: Bytes,
-    bucket: int,
-    norms: Floats,
-    weight: np.float32,
-    levels: int,
-    bits: int,
-    records: int,
-    first: int,
-    out: Floats,
-    anew: bool,
-) -> bool:
+def _read(wire: Bytes, meaning: BucketUnits, plan: RecordShape, out: Floats, anew: bool) -> bool:
     """Decode, and return True if the wire is valid; writes nothing if its length is wrong."""
-    if not _is_whole(wire, records, first):
+    levels, bits, records, at = plan
+    if not _is_whole(wire, records, at):
         return False
     codes, places = np.zeros(LEVEL_RECORD, np.uint8), np.zeros(LEVEL_RECORD, np.uint16)
     said = np.zeros(8 * LEVEL_MOST + LEVEL_RECORD, np.uint8)  # with room for a plane that begins where the record ends
-    at = first
     for record in range(records):
         lo, hi = _ends(record, out.size)
-        inside, rice = codes[: hi - lo], _parameters(wire, record, records, first, hi - lo)
+        inside, rice = codes[: hi - lo], _parameters(wire, record, plan, hi - lo)
         if np.any((rice >= bits) & (rice != LEVEL_ZEROS)):
             return False
         length = _length(wire, record)
@@ -102,7 +87,7 @@ def _read(
         if (used + 7) // 8 != length or inside.max() > 2 * levels:
             return False
         _unfold(inside, np.uint8(levels))
-        read_buckets(codes, np.int32(levels), bucket, norms, weight, out, lo, hi, anew)
+        read_buckets(codes, meaning, out, lo, hi, anew)
     return True
 
 
@@ -130,9 +115,9 @@ def _ends(record: int, n: int) -> tuple[int, int]:
 
 
 @kernel
-def _parameters(wire: Bytes, record: int, records: int, first: int, size: int) -> Bytes:
+def _parameters(wire: Bytes, record: int, plan: RecordShape, size: int) -> Bytes:
     """The bytes of a record's Rice parameters."""
-    begin = 2 * records + min(record * _BLOCKS, first - 2 * records - 1)
+    begin = 2 * plan.records + min(record * _BLOCKS, plan.first - 2 * plan.records - 1)
     return wire[begin : begin + (size + LEVEL_BLOCK - 1) // LEVEL_BLOCK]
 
 

@@ -1,10 +1,8 @@
 """The nearest of a few levels for sixteen numbers at once, and the levels of sixteen codes.
 
-In one piece, as in `signs.py`. Limits are compared one after another, and levels chosen by the bits of a code: a look-up in a
+Limits are compared one after another, and levels chosen by the bits of a code: a look-up in a
 table would take one element at a time.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,7 +12,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from gossamer.kernels.cpu.compile import Bytes, Floats, kernel
-from gossamer.kernels.cpu.hadamard import LONG, Scratch, Vectors
+from gossamer.kernels.cpu.hadamard import Scratch
+from gossamer.kernels.cpu.vectors import FLOAT, LONG, Vectors
 
 _LANES = 16
 _BYTES = ir.VectorType(ir.IntType(8), _LANES)
@@ -22,7 +21,7 @@ _BYTES = ir.VectorType(ir.IntType(8), _LANES)
 
 def _entries(v: Vectors, table: tuple[Any, Any], count: int) -> list[Any]:
     """The first numbers of a table, each in all lanes."""
-    return [v.broadcast(v.builder.load(v.place(table, LONG(i), ir.FloatType())), v.floats) for i in range(count)]
+    return [v.broadcast(v.builder.load(v.place(table, LONG(i), FLOAT)), v.floats) for i in range(count)]
 
 
 def _rounder(bits: int) -> Callable[[Scratch, int, Floats, Bytes, int], None]:

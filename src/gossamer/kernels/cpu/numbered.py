@@ -1,16 +1,14 @@
 """Places of which the high parts are one number: row after row, place after place."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Bytes, Longs, Rows, kernel
+from gossamer.kernels.cpu.places import Table, read_low, write_low
 from gossamer.kernels.layout import Places, binomials
 
-Table = npt.NDArray[np.int64]  # two dimensions: (rows, places)
 Coefficients = npt.NDArray[np.int64]  # three dimensions: (places, high parts, words)
 _WORD = 2**32
 
@@ -38,9 +36,7 @@ def _write(places: Table, low: int, table: Coefficients, rows: Rows) -> None:
         number[:] = 0
         for i in range(keep):
             place = places[r, i]
-            for bit in range(low):
-                at = i * low + bit
-                row[at >> 3] |= np.uint8(((place >> bit) & 1) << (at & 7))
+            write_low(place, i, low, row)
             number += table[i, (place >> low) - (0 if low else i)]
         for word in range(words - 1):
             number[word + 1] += number[word] >> 32
@@ -70,10 +66,7 @@ def _read_row(row: Bytes, low: int, n: int, number: Longs, table: Coefficients, 
     for i in range(places.size - 1, -1, -1):
         high = _largest(table[i], number)
         _subtract(number, table[i, high])
-        place = (high + (0 if low else i)) << low
-        for bit in range(low):
-            at = i * low + bit
-            place |= np.int64((row[at >> 3] >> (at & 7)) & 1) << bit
+        place = ((high + (0 if low else i)) << low) | read_low(i, low, row)
         if not place < following:
             return False
         places[i] = following = place

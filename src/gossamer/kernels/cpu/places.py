@@ -1,13 +1,11 @@
 """Elias and Fano's code of places: row after row, place after place."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Rows, kernel
+from gossamer.kernels.cpu.compile import Bytes, Rows, inlined, kernel
 from gossamer.kernels.layout import Places
 
 Table = npt.NDArray[np.int64]  # two dimensions: (rows, places)
@@ -27,15 +25,32 @@ def decode(wire: Tensor, form: Places) -> Tensor:
 
 
 @kernel
+def write_low(place: int, i: int, low: int, row: Bytes) -> None:
+    """Write the low bits of the i-th place to the front of a row."""
+    inlined()
+    for bit in range(low):
+        at = i * low + bit
+        row[at >> 3] |= np.uint8(((place >> bit) & 1) << (at & 7))
+
+
+@kernel
+def read_low(i: int, low: int, row: Bytes) -> np.int64:
+    inlined()
+    bits = np.int64(0)
+    for bit in range(low):
+        at = i * low + bit
+        bits |= np.int64((row[at >> 3] >> (at & 7)) & 1) << bit
+    return bits
+
+
+@kernel
 def _write(places: Table, low: int, rows: Rows) -> None:
     keep = places.shape[1]
     for r in range(places.shape[0]):
         row = rows[r]
         for i in range(keep):
             place = places[r, i]
-            for bit in range(low):
-                at = i * low + bit
-                row[at >> 3] |= np.uint8(((place >> bit) & 1) << (at & 7))
+            write_low(place, i, low, row)
             at = keep * low + (place >> low) + i
             row[at >> 3] |= np.uint8(1 << (at & 7))
 
@@ -48,7 +63,7 @@ def _read(rows: Rows, low: int, n: int, places: Table) -> None:
 
 
 @kernel
-def _read_row(row: npt.NDArray[np.uint8], low: int, n: int, places: npt.NDArray[np.int64]) -> bool:
+def _read_row(row: Bytes, low: int, n: int, places: npt.NDArray[np.int64]) -> bool:
     """False if these are not as many strictly ascending places below n."""
     begin, count, before = places.size * low, 0, -1
     for one in range(begin, 8 * row.size):
@@ -56,10 +71,7 @@ def _read_row(row: npt.NDArray[np.uint8], low: int, n: int, places: npt.NDArray[
             continue
         if count == places.size:
             return False
-        place = (one - begin - count) << low
-        for bit in range(low):
-            at = count * low + bit
-            place |= np.int64((row[at >> 3] >> (at & 7)) & 1) << bit
+        place = ((one - begin - count) << low) | read_low(count, low, row)
         if not before < place < n:
             return False
         places[count] = place

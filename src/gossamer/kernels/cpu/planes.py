@@ -1,7 +1,5 @@
 """Packs a few blocks of codes into planes, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -105,21 +103,19 @@ def pack(codes: Rows, count: int, size: int, bits: int, wire: Rows, first: int) 
 
 
 @kernel
-def unpack(wire: Rows, first: int, bits: int, codes: Rows, count: int, size: int) -> None:
-    """Reads `count` blocks of `size` codes, the highest bits first; padding is written behind them."""
+def _unpack(wire: Rows, bits: int, codes: Rows, size: int) -> None:
+    """Reads a block of `size` codes, the highest bits first; padding is written behind them."""
     halves, quarters, eighths = (size + 1) // 2, (size + 3) // 4, (size + 7) // 8
     none, all_bits = np.uint8(0), np.uint8(255)
-    for b in range(count):
-        at = (halves if bits & 4 else 0) + (quarters if bits & 2 else 0)
-        if bits & 1:
-            _unpack1(codes, b, wire, first + b, at, eighths, none)
-        if bits & 2:
-            at -= quarters
-            _unpack2(codes, b, wire, first + b, at, quarters, all_bits if bits & 1 else none)
-        if bits & 4:
-            _unpack4(codes, b, wire, first + b, 0, halves, all_bits if bits & 3 else none)
-        if bits & 8:
-            _unpack8(codes, b, wire, first + b, 0, size, none)
+    at = (halves if bits & 4 else 0) + (quarters if bits & 2 else 0)
+    if bits & 1:
+        _unpack1(codes, 0, wire, 0, at, eighths, none)
+    if bits & 2:
+        _unpack2(codes, 0, wire, 0, at - quarters, quarters, all_bits if bits & 1 else none)
+    if bits & 4:
+        _unpack4(codes, 0, wire, 0, 0, halves, all_bits if bits & 3 else none)
+    if bits & 8:
+        _unpack8(codes, 0, wire, 0, 0, size, none)
 
 
 @kernel
@@ -159,4 +155,4 @@ def unpack_tail(wire: Bytes, bits: int, codes: Bytes, n: int) -> None:
         begin = n % CHUNK - size
         block = codes[begin : begin + PLANE_BLOCK].reshape(1, PLANE_BLOCK)
         start = (n - size) // 8 * bits
-        unpack(wire[start:].reshape(1, wire.size - start), 0, bits, block, 1, size)
+        _unpack(wire[start:].reshape(1, wire.size - start), bits, block, size)

@@ -1,9 +1,7 @@
 """Uniform levels per bucket: rounds each block of 512 into a buffer in L1, then packs it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor
 
 from gossamer.core.rng import Key, Keys
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, inlined, kernel, prefetch, wide
-from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
+from gossamer.kernels.cpu.hashing import Start, gain_of, read_codes, round_codes, start, unit_of
 from gossamer.kernels.cpu.planes import (
     BLOCKS,
     CHUNK,
@@ -32,29 +30,51 @@ def max_norms(x: Tensor, bucket: int) -> Tensor:
     return out
 
 
+class BucketRounding(NamedTuple):
+    """How elements become codes: in buckets of so many, each with its norm."""
+
+    bucket: int
+    gain: np.float32  # of a bucket whose norm is 1
+    top: np.int32  # half of the largest code, in fixed point
+    measure: bool  # each norm just before its bucket is rounded
+    norms: Floats
+    tops: Ints  # the bits of the norms
+
+    @staticmethod
+    def of(middle: float, bucket: int, norms: Tensor, measure: bool) -> "BucketRounding":
+        said = norms.numpy()
+        gain, top = np.float32(middle * GUARD), np.int32(middle * ONE)
+        return BucketRounding(bucket, gain, top, measure, said, said.view(np.int32))
+
+
+class BucketUnits(NamedTuple):
+    """What codes say: so many levels of their bucket's norm, times a weight."""
+
+    bucket: int
+    levels: np.int32
+    weight: np.float32
+    norms: Floats
+
+
 def encode(x: Tensor, bits: int, bucket: int, norms: Tensor, key: Key, measure: bool, wire: Tensor) -> None:
-    values, said, (counter, k1) = x.detach().numpy(), norms.numpy(), start(key)
-    gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    magnitudes, tops = values.view(np.int32), said.view(np.int32)
-    codes = np.empty(CHUNK, np.uint8)
-    _encode(codes, values, magnitudes, bits, bucket, gain, top, counter, k1, measure, said, tops, wire.numpy())
+    values, rounded = x.detach().numpy(), BucketRounding.of(middle_of(bits), bucket, norms, measure)
+    _encode(np.empty(CHUNK, np.uint8), values, values.view(np.int32), bits, rounded, start(key), wire.numpy())
 
 
 def read(wire: Tensor, bits: int, bucket: int, norms: Tensor, weight: float, out: Tensor, anew: bool) -> None:
-    levels, said, values, codes = levels_of(bits), norms.numpy(), out.detach().numpy(), np.empty(CHUNK, np.uint8)
-    _read(codes, wire.numpy(), bits, bucket, said, np.float32(weight), np.int32(levels), values, anew)
+    said = BucketUnits(bucket, np.int32(levels_of(bits)), np.float32(weight), norms.numpy())
+    _read(np.empty(CHUNK, np.uint8), wire.numpy(), bits, said, out.detach().numpy(), anew)
 
 
 def encode_each(x: Tensor, edges: Sequence[int], bits: int, bucket: int, keys: Keys, rows: Tensor) -> None:
     values, where, written = x.detach().numpy(), np.array(edges, np.int64), rows.numpy()
-    gain, top = np.float32(middle_of(bits) * GUARD), np.int32(middle_of(bits) * ONE)
-    magnitudes, norms, tops = values.view(np.int32), written.view(np.float32), written.view(np.int32)
-    _encode_each(values, magnitudes, where, bits, bucket, gain, top, keys, norms, tops, written)
+    norms, tops = written.view(np.float32), written.view(np.int32)
+    like = BucketRounding.of(middle_of(bits), bucket, torch.empty(0, dtype=torch.float32), True)
+    _encode_each(values, values.view(np.int32), where, bits, like, keys, norms, tops, written)
 
 
 def read_each(rows: Tensor, bits: int, bucket: int, norms: Tensor, out: Tensor) -> None:
-    levels, values = np.int32(levels_of(bits)), out.detach().numpy()
-    _read_each(rows.numpy(), bits, bucket, norms.numpy(), levels, values)
+    _read_each(rows.numpy(), bits, bucket, norms.numpy(), np.int32(levels_of(bits)), out.detach().numpy())
 
 
 @kernel
@@ -65,64 +85,33 @@ def _max_norms(bits: Ints, bucket: int, out: Ints) -> None:
 
 @kernel
 def round_buckets(
-    x: Floats,
-    magnitudes: Ints,
-    lo: int,
-    hi: int,
-    bucket: int,
-    gain: np.float32,
-    top: np.int32,
-    counter: np.uint32,
-    k1: np.uint32,
-    measure: bool,
-    norms: Floats,
-    tops: Ints,
-    codes: Bytes,
+    x: Floats, magnitudes: Ints, lo: int, hi: int, rounded: BucketRounding, key: Start, codes: Bytes
 ) -> None:
-    """Round x[lo:hi] to codes; with `measure`, measure each bucket that begins there just before it is rounded."""
+    """Round x[lo:hi] to codes, by the buckets' norms."""
     inlined()
+    bucket, top, tops = rounded.bucket, rounded.top, rounded.tops
     for i in range(lo // bucket, (hi - 1) // bucket + 1):
         a, b = max(lo, i * bucket), min(hi, (i + 1) * bucket)
-        if measure and a == i * bucket:
+        if rounded.measure and a == i * bucket:
             tops[i] = top_bits(magnitudes[a : a + bucket])
         prefetch(x, a + CHUNK, b + CHUNK)
-        round_codes(x, a, b, gain_of(norms[i], gain), top, top, counter, k1, codes, a - lo)
+        round_codes(x, a, b, gain_of(rounded.norms[i], rounded.gain), top, top, key, codes, a - lo)
 
 
 @kernel
-def read_buckets(
-    codes: Bytes,
-    levels: np.int32,
-    bucket: int,
-    norms: Floats,
-    weight: np.float32,
-    out: Floats,
-    lo: int,
-    hi: int,
-    anew: bool,
-) -> None:
+def read_buckets(codes: Bytes, said: BucketUnits, out: Floats, lo: int, hi: int, anew: bool) -> None:
     """Write what codes say to out[lo:hi], or add it."""
+    bucket, levels = said.bucket, said.levels
     for i in range(lo // bucket, (hi - 1) // bucket + 1):
         a, b = max(lo, i * bucket), min(hi, (i + 1) * bucket)
         prefetch(out, a + CHUNK, b + CHUNK)
-        read_codes(codes, a - lo, levels, unit_of(norms[i], weight, np.float32(levels)), out, a, b, anew)
+        unit = unit_of(said.norms[i], said.weight, np.float32(levels))
+        read_codes(codes, a - lo, levels, unit, out, a, b, anew)
 
 
 @kernel
 def _encode(
-    codes: Bytes,
-    x: Floats,
-    magnitudes: Ints,
-    bits: int,
-    bucket: int,
-    gain: np.float32,
-    top: np.int32,
-    counter: np.uint32,
-    k1: np.uint32,
-    measure: bool,
-    norms: Floats,
-    tops: Ints,
-    wire: Bytes,
+    codes: Bytes, x: Floats, magnitudes: Ints, bits: int, rounded: BucketRounding, key: Start, wire: Bytes
 ) -> None:
     """Encode by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
@@ -130,23 +119,13 @@ def _encode(
     blocks = codes.reshape(BLOCKS, PLANE_BLOCK)
     for lo in range(0, x.size, CHUNK):
         hi = min(lo + CHUNK, x.size)
-        round_buckets(x, magnitudes, lo, hi, bucket, gain, top, counter, k1, measure, norms, tops, codes)
+        round_buckets(x, magnitudes, lo, hi, rounded, key, codes)
         pack(blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK, bits, rows, lo // PLANE_BLOCK)
     pack_tail(codes, x.size, bits, wire)
 
 
 @kernel
-def _read(
-    codes: Bytes,
-    wire: Bytes,
-    bits: int,
-    bucket: int,
-    norms: Floats,
-    weight: np.float32,
-    levels: np.int32,
-    out: Floats,
-    anew: bool,
-) -> None:
+def _read(codes: Bytes, wire: Bytes, bits: int, said: BucketUnits, out: Floats, anew: bool) -> None:
     """Read by way of a buffer of `CHUNK` codes, whatever is in it."""
     wide()
     rows = full_rows(wire, bits, out.size)
@@ -158,7 +137,7 @@ def _read(
             unpack_tail(wire, bits, codes, out.size)
         if bits == 1:
             codes <<= np.uint8(1)  # the two points are one level above zero, and one below
-        read_buckets(codes, levels, bucket, norms, weight, out, lo, hi, anew)
+        read_buckets(codes, said, out, lo, hi, anew)
 
 
 @kernel
@@ -167,22 +146,22 @@ def _encode_each(
     magnitudes: Ints,
     edges: Longs,
     bits: int,
-    bucket: int,
-    gain: np.float32,
-    top: np.int32,
+    like: BucketRounding,
     keys: Any,
     norms: Any,
     tops: Any,
     rows: Any,
 ) -> None:
-    """Each row of `norms`, `tops` and `rows` is the same memory: first a chunk's norms, then its codes."""
+    """Each row of `norms`, `tops` and `rows` is the same memory: first a chunk's norms, then its codes. Chunks are rounded like
+    `like`, with norms of their own.
+    """
     codes = np.zeros(CHUNK, np.uint8)
     for j in range(edges.size - 1):
-        a, b, counter, k1 = edges[j], edges[j + 1], keys[j, 0], keys[j, 1]
-        count = (b - a + bucket - 1) // bucket
-        part, bare, said, measured = x[a:b], magnitudes[a:b], norms[j, :count], tops[j, :count]
+        a, b = edges[j], edges[j + 1]
+        count = (b - a + like.bucket - 1) // like.bucket
+        rounded = BucketRounding(like.bucket, like.gain, like.top, like.measure, norms[j, :count], tops[j, :count])
         wire = rows[j, 4 * count : 4 * count + code_bytes(b - a, bits)]
-        _encode(codes, part, bare, bits, bucket, gain, top, counter, k1, True, said, measured, wire)
+        _encode(codes, x[a:b], magnitudes[a:b], bits, rounded, (keys[j, 0], keys[j, 1]), wire)
 
 
 @kernel
@@ -191,4 +170,4 @@ def _read_each(rows: Any, bits: int, bucket: int, norms: Any, levels: np.int32, 
     codes, begin = np.zeros(CHUNK, np.uint8), 4 * norms.shape[1]
     end = begin + code_bytes(out.size, bits)
     for j in range(rows.shape[0]):
-        _read(codes, rows[j, begin:end], bits, bucket, norms[j], np.float32(1), levels, out, False)
+        _read(codes, rows[j, begin:end], bits, BucketUnits(bucket, levels, np.float32(1), norms[j]), out, False)

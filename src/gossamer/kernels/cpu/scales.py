@@ -1,12 +1,10 @@
 """Magnitude and deviation per segment."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, kernel, prefetch, reduction, wide
+from gossamer.kernels.cpu.compile import Doubles, Floats, Ints, Longs, inlined, kernel, prefetch, reduction, wide
 from gossamer.kernels.layout import Bounds, edges
 
 _CHUNK = 2048
@@ -31,14 +29,14 @@ def divisor(by: int) -> tuple[np.float32, bool]:
 
 
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    top, rms = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
+    top, rms = torch.empty(2, len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_rms(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), rms.numpy())
     return top, rms
 
 
 def absmax_and_std(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
-    top, std = torch.empty(len(bounds) - 1, dtype=torch.float32), torch.empty(len(bounds) - 1, dtype=torch.float32)
+    top, std = torch.empty(2, len(bounds) - 1, dtype=torch.float32)
     values = x.detach().numpy()
     _absmax_and_std(values, values.view(np.int32), edges(bounds), top.numpy().view(np.int32), std.numpy())
     return top, std
@@ -53,6 +51,30 @@ def top_bits(bits: Ints) -> np.int32:
         if magnitude > top:
             top = magnitude
     return top
+
+
+@kernel
+def top_between(bits: Ints, a: int, b: int) -> np.int32:
+    """The same of a range: a slice would count references."""
+    wide()
+    inlined()
+    top = np.int32(0)
+    for j in range(b - a):
+        magnitude = np.int32(bits[np.uint64(a + j)] & np.int32(0x7FFFFFFF))
+        top = magnitude if magnitude > top else top
+    return top
+
+
+@kernel
+def piece(edges: Longs, segment: int, begin: int, stop: int) -> tuple[int, int, int]:
+    """The segment of an element, and the part of it that lies in [begin, stop): (segment, begin, end).
+
+    The search starts at a segment that does not lie behind the element, such as that of the piece before.
+    """
+    inlined()
+    while edges[segment + 1] <= begin:
+        segment += 1
+    return segment, begin, min(stop, edges[segment + 1])
 
 
 @kernel

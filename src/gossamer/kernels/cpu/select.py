@@ -1,38 +1,21 @@
 """Selection by magnitude: flags for a block of elements, then a walk over the words that have any."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Floats, Ints, Longs, kernel, lowest_bit, prefetch, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, Longs, kernel, lowest_bit, prefetch, wide
 from gossamer.kernels.cpu.scales import divide_all, divisor, top_bits
 from gossamer.kernels.layout import Bounds, edges
 
-Flags = npt.NDArray[np.uint8]
 _BLOCK = 1024
 _WORD = 8  # flags that are looked at together
 _NAN = 0x7F800001  # one key for every NaN, above infinity
 _STRETCH = 4096  # elements that stay near while all that is said of them is added up
 _SHORT = 1 << 13  # below this, selecting among all is faster than sampling
 _DENSE = 16  # of so many elements at most one may be chosen, if a sample shall pay
-_SMALL = 1 << 16  # the same for `topk`, which asks NumPy for more
-
-
-def topk(x: Tensor, k: int) -> Tensor:
-    values = x.detach().numpy()
-    if k == 0:
-        return torch.empty(0, dtype=torch.int32)
-    if values.size > _SMALL and k * _DENSE <= values.size:
-        most = 4 * k + 1024
-        indices, survivors = _survivors(values, _lower_bound(values, k), most)
-        if k <= indices.size <= most:  # else the sample was no guide: there are many ties, as zeros
-            return torch.from_numpy(indices[_best(survivors, k)])
-    return torch.from_numpy(_best(values, k))
 
 
 def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor) -> None:
@@ -61,29 +44,6 @@ def scatter_add(out: Tensor, indices: Tensor, values: Tensor, weight: float) -> 
     return _scatter_add(out.detach().numpy(), indices.numpy(), values.detach().numpy(), np.float32(weight))
 
 
-def _survivors(values: Floats, bar: int, most: int) -> tuple[Ints, Floats]:
-    """The elements that reach the threshold, with their positions; stops soon after `most` of them."""
-    indices, chosen = np.empty(most + _WORD, np.int32), np.empty(most + _WORD, np.float32)
-    count = _compact(values, values.view(np.int32), np.int32(bar), most, indices, chosen)
-    return indices[:count].copy(), chosen[:count].copy()
-
-
-def _lower_bound(values: Floats, k: int) -> int:
-    """A magnitude that more than k elements reach, estimated from a sample."""
-    stride = max(values.size // min(values.size // 64, 200 * values.size // k), 1)
-    keys = _keys(np.ascontiguousarray(values[::stride]).view(np.int32))
-    expected = k * keys.size / values.size
-    rank = min(int(expected + 4.0 * expected**0.5) + 4, keys.size)
-    return int(np.partition(keys, keys.size - rank)[keys.size - rank])
-
-
-def _best(values: Floats, k: int) -> Ints:
-    """Positions of the k largest, lowest position first among equals."""
-    keys = _keys(values.view(np.int32))
-    bar = np.partition(keys, keys.size - k)[keys.size - k]
-    return _pick(keys, bar, k)
-
-
 @kernel
 def _keys(bits: Ints) -> Ints:
     keys = np.empty(bits.size, np.int32)
@@ -109,7 +69,7 @@ def _pick(keys: Ints, bar: np.int32, k: int) -> Ints:
 
 
 @kernel
-def _flag(bits: Ints, bar: np.int32, flags: Flags) -> None:
+def _flag(bits: Ints, bar: np.int32, flags: Bytes) -> None:
     wide()
     for j in range(bits.size):
         flags[j] = np.int32(bits[j] & np.int32(0x7FFFFFFF)) >= bar
@@ -117,6 +77,7 @@ def _flag(bits: Ints, bar: np.int32, flags: Flags) -> None:
 
 @kernel
 def _compact(x: Floats, bits: Ints, bar: np.int32, most: int, indices: Ints, values: Floats) -> int:
+    """Write the elements that reach the threshold, with their positions; stops soon after `most` of them."""
     wide()
     flags = np.zeros(_BLOCK, np.uint8)
     words = flags.view(np.uint64)
@@ -153,7 +114,7 @@ def _scatter_add(out: Floats, indices: Ints, values: Floats, weight: np.float32)
 
 @kernel
 def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints, survivors: Floats, out: Ints) -> None:
-    """Like `topk` for every segment, compiled, which is many times faster than its NumPy calls."""
+    """The largest of every segment: of those that reach a threshold, or of all where the sample was no guide, as of many zeros."""
     done = 0
     for s in range(counts.size):
         a, b, k = edges[s], edges[s + 1], counts[s]
@@ -178,7 +139,7 @@ def _topk_each(x: Floats, bits: Ints, edges: Longs, counts: Longs, indices: Ints
 
 @kernel
 def _bar(bits: Ints, k: int) -> np.int32:
-    """Like `_lower_bound`, compiled."""
+    """A magnitude that more than k elements reach, estimated from a sample."""
     n = bits.size
     stride = max(n // min(n // 64, 200 * n // k), 1)
     sample = np.empty((n + stride - 1) // stride, np.int32)

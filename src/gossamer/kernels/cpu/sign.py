@@ -1,14 +1,12 @@
 """Sign bits, and the lengths of segments: works on a few blocks of 512 elements at a time, which stay in L1."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, kernel, prefetch, wide
-from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack, unpack_tail
-from gossamer.kernels.cpu.segments import piece
+from gossamer.kernels.cpu.compile import Bytes, Doubles, Floats, Longs, Rows, Stack, inlined, kernel, prefetch, wide
+from gossamer.kernels.cpu.planes import BLOCKS, CHUNK, full_rows, unpack_blocks, unpack_tail
+from gossamer.kernels.cpu.scales import piece
 from gossamer.kernels.layout import PLANE_BLOCK, SUM_GROUP, Bounds, edges
 
 _CHUNK = SUM_GROUP // 4  # elements that are measured, then packed
@@ -36,10 +34,10 @@ def _encode(x: Floats, edges: Longs, power: int, wire: Bytes, scales: Floats) ->
         for lo in range(a, b, _CHUNK):
             hi = min(lo + _CHUNK, b)
             prefetch(x, hi, hi + _CHUNK)
-            if power == 1:
-                _sum(x[lo:hi], sums, (lo - a) // SUM_GROUP)
+            if power == 1:  # the sum is compiled for each
+                _sum(x[lo:hi], sums, (lo - a) // SUM_GROUP, 1)
             else:
-                _sum_squares(x[lo:hi], sums, (lo - a) // SUM_GROUP)
+                _sum(x[lo:hi], sums, (lo - a) // SUM_GROUP, 2)
             ready = hi // PLANE_BLOCK
             _pack(blocks, rows, done, ready)
             done = ready
@@ -60,9 +58,10 @@ def _pack_rest(x: Floats, wire: Bytes, written: int) -> None:
 
 
 @kernel
-def _sum(x: Floats, sums: Doubles, group: int) -> None:
-    """Adds the rows of 64 magnitudes one after another."""
+def _sum(x: Floats, sums: Doubles, group: int, power: int) -> None:
+    """Adds rows of 64 magnitudes one after another, or their squares, which are exact in double precision."""
     wide()
+    inlined()
     whole = x.size // 64
     rows = x[: whole * 64].reshape(whole, 64)
     eights = whole // 8 * 8
@@ -70,36 +69,20 @@ def _sum(x: Floats, sums: Doubles, group: int) -> None:
         for j in range(64):
             total = sums[group, j]
             for k in range(8):
-                total += np.float64(np.abs(rows[i + k, j]))
+                total += _powered(rows[i + k, j], power)
             sums[group, j] = total
     for i in range(eights, whole):
         for j in range(64):
-            sums[group, j] += np.float64(np.abs(rows[i, j]))
+            sums[group, j] += _powered(rows[i, j], power)
     for j in range(x.size - whole * 64):
-        sums[group, j] += np.float64(np.abs(x[whole * 64 + j]))
+        sums[group, j] += _powered(x[whole * 64 + j], power)
 
 
 @kernel
-def _sum_squares(x: Floats, sums: Doubles, group: int) -> None:
-    """Like `_sum` for squares, which are exact in double precision."""
-    wide()
-    whole = x.size // 64
-    rows = x[: whole * 64].reshape(whole, 64)
-    eights = whole // 8 * 8
-    for i in range(0, eights, 8):
-        for j in range(64):
-            total = sums[group, j]
-            for k in range(8):
-                value = np.float64(rows[i + k, j])
-                total += value * value
-            sums[group, j] = total
-    for i in range(eights, whole):
-        for j in range(64):
-            value = np.float64(rows[i, j])
-            sums[group, j] += value * value
-    for j in range(x.size - whole * 64):
-        value = np.float64(x[whole * 64 + j])
-        sums[group, j] += value * value
+def _powered(x: np.float32, power: int) -> np.float64:
+    inlined()
+    magnitude = np.float64(np.abs(x))
+    return magnitude if power == 1 else magnitude * magnitude
 
 
 @kernel
@@ -142,7 +125,7 @@ def _read(wire: Bytes, edges: Longs, units: Floats, out: Floats, anew: bool) -> 
     for lo in range(0, out.size, CHUNK):
         b, hi = lo, min(lo + CHUNK, out.size)
         prefetch(out, hi, hi + CHUNK)
-        unpack(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK, PLANE_BLOCK)
+        unpack_blocks(rows, lo // PLANE_BLOCK, 1, blocks, (hi - lo) // PLANE_BLOCK)
         if hi - lo < CHUNK:
             unpack_tail(wire, 1, codes, out.size)
         while b < hi:

@@ -1,12 +1,10 @@
 """Count sketches: changes the signs of a stretch of a layer in a buffer in L1, and adds it at its row's rotation."""
 
-from __future__ import annotations
-
 import numpy as np
 from torch import Tensor
 
 from gossamer.kernels.cpu.compile import Floats, kernel, prefetch, wide
-from gossamer.kernels.cpu.hashing import fraction, start, word
+from gossamer.kernels.cpu.hashing import Start, fraction, start, word
 from gossamer.kernels.cpu.signs import Words, add_signed, middle_of_five
 from gossamer.kernels.layout import SIGN_WORDS, SIGNS, Turns
 
@@ -14,21 +12,20 @@ Table = Floats  # two dimensions: (rows, columns)
 
 
 def add(x: Tensor, turns: Turns, table: Tensor) -> None:
-    counter, k1 = start(turns.key)
-    _add(x.detach().numpy(), turns.layers, turns.first_word, counter, k1, table.numpy())
+    _add(x.detach().numpy(), turns.layers, turns.first_word, start(turns.key), table.numpy())
 
 
 def estimate(table: Tensor, turns: Turns, out: Tensor) -> None:
-    counter, k1 = start(turns.key)
+    key = start(turns.key)
     if turns.rows == 5 and turns.columns > SIGN_WORDS:
         said = table.view(-1).numpy()
-        _estimate_by_five(said, turns.columns, turns.layers, turns.first_word, counter, k1, out.numpy())
+        _estimate_by_five(said, turns.columns, turns.layers, turns.first_word, key, out.numpy())
         return
-    _estimate(table.numpy(), turns.layers, turns.first_word, counter, k1, out.numpy())
+    _estimate(table.numpy(), turns.layers, turns.first_word, key, out.numpy())
 
 
 @kernel
-def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, table: Table) -> None:
+def _add(x: Floats, layers: int, first_word: int, key: Start, table: Table) -> None:
     wide()
     rows, columns = table.shape
     words, signed = np.empty(SIGN_WORDS, np.uint32), np.empty(SIGNS, np.float32)
@@ -41,8 +38,8 @@ def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uin
             near = x[lo + a : lo + a + n]
             for j in range(rows):
                 row = j * layers + layer
-                _hash(words[:n], _first(first_word, row, columns, a, counter), k1)
-                place = _turned(a, row, columns, counter, k1)
+                _hash(words[:n], _first(first_word, row, columns, a, key), key[1])
+                place = _turned(a, row, columns, key)
                 if place + n <= columns:
                     _add_signed(near, words, table[j, place : place + n])
                 else:
@@ -52,24 +49,19 @@ def _add(x: Floats, layers: int, first_word: int, counter: np.uint32, k1: np.uin
 
 
 @kernel
-def _estimate_by_five(
-    table: Floats, columns: int, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, out: Floats
-) -> None:
+def _estimate_by_five(table: Floats, columns: int, layers: int, first_word: int, key: Start, out: Floats) -> None:
     """Like `_estimate`, for five rows: estimates runs of whole words at once where no row wraps around."""
     wide()
-    words, some, said = (
-        np.empty(5 * SIGN_WORDS, np.uint32),
-        np.empty(5, np.int64),
-        np.empty((5, SIGN_WORDS), np.float32),
-    )
+    words, some = np.empty(5 * SIGN_WORDS, np.uint32), np.empty(5, np.int64)
+    said = np.empty((5, SIGN_WORDS), np.float32)
     for layer in range(layers):
         lo = layer * columns
         size = min(columns, out.size - lo)
         for a in range(0, size, SIGNS):
             for j in range(5):
                 row = j * layers + layer
-                _hash(words[j * SIGN_WORDS : (j + 1) * SIGN_WORDS], _first(first_word, row, columns, a, counter), k1)
-                some[j] = _turned(a, row, columns, counter, k1)
+                _hash(words[j * SIGN_WORDS : (j + 1) * SIGN_WORDS], _first(first_word, row, columns, a, key), key[1])
+                some[j] = _turned(a, row, columns, key)
             for i in range((min(SIGNS, size - a) + SIGN_WORDS - 1) // SIGN_WORDS):
                 n = min(SIGN_WORDS, size - a - i * SIGN_WORDS)
                 whole = n == SIGN_WORDS
@@ -103,7 +95,7 @@ def _ask(row: Floats, place: int, words: Words, i: int, out: Floats) -> None:
 
 
 @kernel
-def _estimate(table: Table, layers: int, first_word: int, counter: np.uint32, k1: np.uint32, out: Floats) -> None:
+def _estimate(table: Table, layers: int, first_word: int, key: Start, out: Floats) -> None:
     wide()
     rows, columns = table.shape
     words, near = np.empty(SIGN_WORDS, np.uint32), np.empty(SIGNS, np.float32)
@@ -115,8 +107,8 @@ def _estimate(table: Table, layers: int, first_word: int, counter: np.uint32, k1
             n = min(SIGNS, size - a)
             for j in range(rows):
                 row = j * layers + layer
-                _hash(words[:n], _first(first_word, row, columns, a, counter), k1)
-                place = _turned(a, row, columns, counter, k1)
+                _hash(words[:n], _first(first_word, row, columns, a, key), key[1])
+                place = _turned(a, row, columns, key)
                 if place + n <= columns:
                     _sign(table[j, place : place + n], words, said[j])
                 else:
@@ -127,17 +119,17 @@ def _estimate(table: Table, layers: int, first_word: int, counter: np.uint32, k1
 
 
 @kernel
-def _first(first_word: int, row: int, columns: int, a: int, counter: np.uint32) -> np.uint32:
+def _first(first_word: int, row: int, columns: int, a: int, key: Start) -> np.uint32:
     """The counter of the first word of signs of a stretch."""
     return np.uint32(
-        counter + np.uint32(first_word + (row * ((columns + SIGNS - 1) // SIGNS) + a // SIGNS) * SIGN_WORDS)
+        key[0] + np.uint32(first_word + (row * ((columns + SIGNS - 1) // SIGNS) + a // SIGNS) * SIGN_WORDS)
     )
 
 
 @kernel
-def _turned(a: int, row: int, columns: int, counter: np.uint32, k1: np.uint32) -> np.int64:
+def _turned(a: int, row: int, columns: int, key: Start) -> np.int64:
     """The column at which a stretch begins."""
-    shift = (np.int64(fraction(np.uint32(counter + np.uint32(row)), k1)) * np.int64(columns)) >> np.int64(23)
+    shift = (np.int64(fraction(np.uint32(key[0] + np.uint32(row)), key[1])) * np.int64(columns)) >> np.int64(23)
     place = np.int64(a) + shift
     return place - np.int64(columns) if place >= columns else place
 

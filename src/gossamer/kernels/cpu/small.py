@@ -4,10 +4,9 @@ Kernels are compiled for one form, and for the usual length of buckets: loops of
 the time. What they close over is plain values, or they would not be found in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,13 +14,12 @@ from torch import Tensor
 
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, bits_of, float_of, inlined, kernel, prefetch, wide
-from gossamer.kernels.cpu.hashing import start, unit_of, word
+from gossamer.kernels.cpu.hashing import Start, start, unit_of, word
+from gossamer.kernels.cpu.scales import top_between
 from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps, raised
 from gossamer.kernels.layout import TINY
 
-Encode = Callable[
-    [Floats, Ints, int, np.int32, np.int32, np.int32, np.float32, np.uint32, np.uint32, Floats | Bytes, Bytes], None
-]
+Encode = Callable[[Floats, Ints, int, Steps, Start, Floats | Bytes, Bytes], None]
 Read = Callable[[Bytes, int, Floats | Bytes, np.float32, Floats], None]
 
 _AHEAD = 4096  # elements that are asked for before they are needed
@@ -30,10 +28,9 @@ _TO_WHOLE = 3 * 2.0**22  # added to a number, leaves no bits behind the point
 
 
 def encode(x: Tensor, form: Form, steps: Steps, bucket: int, key: Key | None, tops: Tensor, wire: Tensor) -> None:
-    values, said, (counter, k1) = x.detach().numpy(), tops.numpy(), start(key or (0, 0))
-    add, mask, plus, lift = np.int32(steps.add), np.int32(steps.mask), np.int32(steps.plus), np.float32(steps.lift)
     write = _encoder(form, key is not None, _usual(bucket), tops.dtype == torch.uint8)
-    write(values, values.view(np.int32), bucket, add, mask, plus, lift, counter, k1, said, wire.numpy())
+    values = x.detach().numpy()
+    write(values, values.view(np.int32), bucket, steps, start(key or (0, 0)), tops.numpy(), wire.numpy())
 
 
 def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out: Tensor, anew: bool) -> None:
@@ -44,6 +41,14 @@ def read(wire: Tensor, form: Form, bucket: int, tops: Tensor, weight: float, out
 def _usual(bucket: int) -> int:
     """The bucket length to compile for; 0 for uncommon lengths."""
     return bucket if bucket in _USUAL else 0
+
+
+class NumberRounding(NamedTuple):
+    """How numbers become codes."""
+
+    form: Form
+    flat: bool  # all numbers of the form are evenly spaced
+    rng: bool  # rounded at random
 
 
 @kernel
@@ -74,119 +79,69 @@ def _floating(x: np.float32, gain: np.float32, random: np.int32, form: Form, rng
         code = np.int32(np.int32(bits >> np.int32(np.int32(23) - m)) - below)
     else:
         exponent = max(np.int32(bits_of(y) >> np.int32(23)), least)
-        ruler = np.int32(
-            np.int32(exponent + np.int32(np.int32(23) - m)) << np.int32(23)
-        )  # its last digit is the spacing
+        # The ruler's last digit is the spacing.
+        ruler = np.int32(np.int32(exponent + np.int32(np.int32(23) - m)) << np.int32(23))
         steps = np.int32(bits_of(np.float32(y + float_of(ruler))) - ruler)
         code = np.int32(np.int32(np.int32(exponent - least) << m) + steps)
     return np.int32(code | np.int32(np.int32(bits_of(x) >> np.int32(24)) & np.int32(128)))
 
 
 @kernel
-def _code(x: np.float32, gain: np.float32, random: np.uint32, form: Form, flat: bool, rng: bool) -> np.uint8:
+def _code(x: np.float32, gain: np.float32, random: np.uint32, way: NumberRounding) -> np.uint8:
     inlined()
     fraction = np.int32(np.uint32(random & np.uint32(0x7FFF80)) | np.uint32(CENTRE))
-    if flat:
-        return np.uint8(_whole(x, gain, fraction, form, rng))
-    return np.uint8(_floating(x, gain, fraction, form, rng))
+    if way.flat:
+        return np.uint8(_whole(x, gain, fraction, way.form, way.rng))
+    return np.uint8(_floating(x, gain, fraction, way.form, way.rng))
 
 
 @kernel
 def _pairs(
-    x: Floats,
-    a: int,
-    length: int,
-    half: int,
-    gain: np.float32,
-    counter: np.uint32,
-    k1: np.uint32,
-    form: Form,
-    flat: bool,
-    rng: bool,
-    out: Bytes,
+    x: Floats, a: int, length: int, half: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes
 ) -> None:
     """Encode pairs of elements, which share one random word."""
     wide()
     inlined()
     for j in range(length):
         i, k = np.uint64(a + j), np.uint64(a + half + j)
-        random = word(np.uint32(counter + np.uint32(i)), k1) if rng else np.uint32(0)
-        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, rng)
-        out[k] = _code(x[k], gain, np.uint32(random << np.uint32(7)), form, flat, rng)
+        random = word(np.uint32(key[0] + np.uint32(i)), key[1]) if way.rng else np.uint32(0)
+        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), way)
+        out[k] = _code(x[k], gain, np.uint32(random << np.uint32(7)), way)
 
 
 @kernel
-def _alone(
-    x: Floats,
-    a: int,
-    b: int,
-    gain: np.float32,
-    counter: np.uint32,
-    k1: np.uint32,
-    form: Form,
-    flat: bool,
-    rng: bool,
-    out: Bytes,
-) -> None:
+def _alone(x: Floats, a: int, b: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes) -> None:
     inlined()
     for j in range(b - a):
         i = np.uint64(a + j)
-        random = word(np.uint32(counter + np.uint32(i)), k1) if rng else np.uint32(0)
-        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), form, flat, rng)
+        random = word(np.uint32(key[0] + np.uint32(i)), key[1]) if way.rng else np.uint32(0)
+        out[i] = _code(x[i], gain, np.uint32(random >> np.uint32(9)), way)
 
 
 @kernel
-def _rest(
-    x: Floats,
-    a: int,
-    b: int,
-    run: int,
-    half: int,
-    gain: np.float32,
-    counter: np.uint32,
-    k1: np.uint32,
-    form: Form,
-    flat: bool,
-    rng: bool,
-    out: Bytes,
-) -> None:
+def _rest(x: Floats, a: int, b: int, run: int, gain: np.float32, key: Start, way: NumberRounding, out: Bytes) -> None:
     """Encode runs, of which the last one is not full."""
     inlined()
+    half = (run + 1) // 2
     for lo in range(a, b, run):
         both = min(max(b - lo - half, 0), run - half)
-        _pairs(x, lo, both, half, gain, counter, k1, form, flat, rng, out)
-        _alone(x, lo + both, min(lo + half, b), gain, counter, k1, form, flat, rng, out)
+        _pairs(x, lo, both, half, gain, key, way, out)
+        _alone(x, lo + both, min(lo + half, b), gain, key, way, out)
 
 
 @kernel
-def _largest(bits: Ints, a: int, length: int) -> np.int32:
-    """The largest magnitude of a bucket; infinity if one is not finite."""
-    wide()
+def _top(bits: Ints, a: int, length: int, steps: Steps) -> np.int32:
+    """The top of a bucket as it is written, as the bits of a float32; infinity if an element is not finite."""
     inlined()
-    top = np.int32(0)
-    for j in range(length):
-        magnitude = np.int32(bits[np.uint64(a + j)] & np.int32(0x7FFFFFFF))
-        top = magnitude if magnitude > top else top
-    return min(top, np.int32(INFINITE))
+    largest = min(top_between(bits, a, a + length), np.int32(INFINITE))
+    return np.int32(np.int32(np.int32(largest + steps.add) & steps.mask) + steps.plus)
 
 
 @lru_cache(maxsize=64)
 def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
-    flat, up = form.flat, raised(form)
+    way, up = NumberRounding(form, form.flat, rng), raised(form)
 
-    def write(
-        x: Floats,
-        bits: Ints,
-        length: int,
-        add: np.int32,
-        mask: np.int32,
-        plus: np.int32,
-        lift: np.float32,
-        counter: np.uint32,
-        k1: np.uint32,
-        tops: Floats | Bytes,
-        out: Bytes,
-    ) -> None:
+    def write(x: Floats, bits: Ints, length: int, steps: Steps, key: Start, tops: Floats | Bytes, out: Bytes) -> None:
         wide()
         bucket = known if known else length
         run = min(bucket, RUN)
@@ -195,22 +150,21 @@ def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
         for i in range(full):
             a = i * bucket
             prefetch(x, a + _AHEAD, a + bucket + _AHEAD)
-            top = np.int32(np.int32(np.int32(_largest(bits, a, bucket) + add) & mask) + plus)
+            top = _top(bits, a, bucket, steps)
             tops[i] = _power_of(top, up) if powers else float_of(top)
-            gain = _gain(float_of(top), lift)
+            gain = _gain(float_of(top), np.float32(steps.lift))
             for r in range(runs):
                 lo = a + r * run
-                _pairs(x, lo, second, half, gain, counter, k1, form, flat, rng, out)
+                _pairs(x, lo, second, half, gain, key, way, out)
                 if half > second:
-                    _alone(x, lo + second, lo + half, gain, counter, k1, form, flat, rng, out)
+                    _alone(x, lo + second, lo + half, gain, key, way, out)
             if runs * run < bucket:
-                _rest(x, a + runs * run, a + bucket, run, half, gain, counter, k1, form, flat, rng, out)
+                _rest(x, a + runs * run, a + bucket, run, gain, key, way, out)
         if full < tops.size:
             a = full * bucket
-            top = np.int32(np.int32(np.int32(_largest(bits, a, x.size - a) + add) & mask) + plus)
+            top = _top(bits, a, x.size - a, steps)
             tops[full] = _power_of(top, up) if powers else float_of(top)
-            gain = _gain(float_of(top), lift)
-            _rest(x, a, x.size, run, half, gain, counter, k1, form, flat, rng, out)
+            _rest(x, a, x.size, run, _gain(float_of(top), np.float32(steps.lift)), key, way, out)
 
     write.__qualname__ = _variant("write", form, rng, known, powers)
     return kernel(write)

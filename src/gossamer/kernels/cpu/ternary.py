@@ -1,7 +1,5 @@
 """Base-3 coding: rounds a few blocks at a time into a buffer in L1, then packs five trits per byte."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,9 +7,8 @@ from torch import Tensor
 from gossamer.core.memory_pool import uninitialised
 from gossamer.core.rng import Key
 from gossamer.kernels.cpu.compile import Blocks, Bytes, Floats, Ints, Longs, Rows, kernel, prefetch, wide
-from gossamer.kernels.cpu.hashing import gain_of, read_codes, round_codes, start, unit_of
-from gossamer.kernels.cpu.scales import top_and_rms, top_bits
-from gossamer.kernels.cpu.segments import piece
+from gossamer.kernels.cpu.hashing import Start, gain_of, read_codes, round_codes, start, unit_of
+from gossamer.kernels.cpu.scales import piece, top_and_rms, top_bits
 from gossamer.kernels.layout import GUARD, ONE, TERNARY_BLOCK, TRITS, Bounds, edges
 
 _WIDTH = TERNARY_BLOCK // TRITS
@@ -20,16 +17,15 @@ _CHUNK = _BLOCKS * TERNARY_BLOCK
 
 
 def encode(x: Tensor, bounds: Bounds, scales: Tensor, clip: float | None, key: Key, wire: Tensor) -> None:
-    values, said, (counter, k1) = x.detach().numpy(), scales.numpy(), start(key)
+    values, said = x.detach().numpy(), scales.numpy()
     bits, magnitudes = values.view(np.int32), said.view(np.int32)
     limit = None if clip is None else np.float32(clip)
-    _encode(values, bits, edges(bounds), limit, counter, k1, said, magnitudes, wire.numpy())
+    _encode(values, bits, edges(bounds), limit, start(key), said, magnitudes, wire.numpy())
 
 
 def levels(x: Tensor, bounds: Bounds, gains: Tensor, key: Key, top: int) -> Tensor:
     out = uninitialised(x.numel(), x.device)
-    counter, k1 = start(key)
-    _levels(x.detach().numpy(), edges(bounds), gains.numpy(), np.int32(top * ONE), counter, k1, out.numpy())
+    _levels(x.detach().numpy(), edges(bounds), gains.numpy(), np.int32(top * ONE), start(key), out.numpy())
     return out.view(torch.int8)
 
 
@@ -38,15 +34,13 @@ def read(wire: Tensor, bounds: Bounds, scales: Tensor, weight: float, out: Tenso
 
 
 @kernel
-def _levels(
-    x: Floats, edges: Longs, gains: Floats, top: np.int32, counter: np.uint32, k1: np.uint32, out: Bytes
-) -> None:
+def _levels(x: Floats, edges: Longs, gains: Floats, top: np.int32, key: Start, out: Bytes) -> None:
     wide()
     for i in range(gains.size):
         for a in range(edges[i], edges[i + 1], _CHUNK):
             b = min(a + _CHUNK, edges[i + 1])
             prefetch(x, b, b + _CHUNK)
-            round_codes(x, a, b, gains[i], top, np.int32(0), counter, k1, out, a)
+            round_codes(x, a, b, gains[i], top, np.int32(0), key, out, a)
 
 
 @kernel  # once for scales that are given, and once for those that are measured
@@ -55,8 +49,7 @@ def _encode(
     bits: Ints,
     edges: Longs,
     clip: np.float32 | None,
-    counter: np.uint32,
-    k1: np.uint32,
+    key: Start,
     scales: Floats,
     magnitudes: Ints,
     wire: Bytes,
@@ -79,7 +72,7 @@ def _encode(
             if clip is not None and a == edges[i]:
                 _measure(x[a : edges[i + 1]], bits[a : edges[i + 1]], clip, scales, magnitudes, i)
             gain = gain_of(scales[i], np.float32(GUARD))
-            round_codes(x, a, b, gain, one, one, counter, k1, trits, a - lo)
+            round_codes(x, a, b, gain, one, one, key, trits, a - lo)
         _fold(blocks, (hi - lo) // TERNARY_BLOCK, rows, lo // TERNARY_BLOCK)
     _fold_rest(trits, x.size, wire)
 

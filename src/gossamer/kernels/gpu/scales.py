@@ -32,10 +32,6 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
     return out.view(torch.float32)
 
 
-def divide(x: Tensor, by: int) -> Tensor:
-    return absmax(x.div_(by), (0, x.numel()))
-
-
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:
     return _deviation(x, bounds, False)
 

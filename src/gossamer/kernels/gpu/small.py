@@ -75,9 +75,8 @@ def _encode(
         field = bits >> 23
         said = tl.where(field == 255, 255, tl.maximum(field - raised, 0)).to(tl.uint8)
     tl.store(tops + own, said, mask=own.to(tl.int64) * bucket < n)
-    exact = (lift + tl.zeros_like(top)).to(tl.float64) / top.to(
-        tl.float64
-    )  # whose rounding is that of a division in 32 bits
+    # The rounding of this is that of a division in 32 bits.
+    exact = (lift + tl.zeros_like(top)).to(tl.float64) / top.to(tl.float64)
     gain = tl.where(top < 2.0**-100, 0.0, exact.to(tl.float32))
     y = values * gain[:, None]
     y = tl.where(y < most, y, most)
@@ -137,9 +136,8 @@ def _read(
         power = top.to(tl.int32)
         field = tl.minimum(tl.where(power == 255, 255, power + raised), 255)
         top = tl.where(field == 255, 0x7F800000, (field << 23) + fraction).to(tl.float32, bitcast=True)
-    exact = (top * weight).to(tl.float64) / (most + tl.zeros_like(top)).to(
-        tl.float64
-    )  # rounds as a division in 32 bits
+    # The rounding of this is that of a division in 32 bits.
+    exact = (top * weight).to(tl.float64) / (most + tl.zeros_like(top)).to(tl.float64)
     unit = exact.to(tl.float32)
     unit = unit + (unit - unit)  # as `layout.units`
     if FLAT:

@@ -1,7 +1,5 @@
 """Random rotations by Hadamard's matrix, and the nearest of the Gaussian's levels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

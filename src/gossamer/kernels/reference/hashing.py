@@ -1,7 +1,5 @@
 """The hash of element indices, and stochastic rounding with it; in int64, because torch has no 32-bit unsigned arithmetic."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

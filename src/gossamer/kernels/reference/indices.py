@@ -1,11 +1,10 @@
 """Rice coding of gaps: computes all positions at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from gossamer.kernels.layout import INDEX_BLOCK
+from gossamer.kernels.reference.planes import to_bits, to_bytes
 
 _PARAMETERS = 32
 
@@ -29,7 +28,7 @@ def encode(indices: Tensor, n: int) -> Tensor:
     unary = torch.zeros(8 * unary_bytes, dtype=torch.uint8, device=indices.device)
     unary[ends] = 1
     mode = torch.ones(1, dtype=torch.uint8, device=indices.device)
-    return torch.cat([mode, rice.to(torch.uint8), _to_bytes(low), _to_bytes(unary)])
+    return torch.cat([mode, rice.to(torch.uint8), to_bytes(low), to_bytes(unary)])
 
 
 def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
@@ -42,7 +41,7 @@ def decode(wire: Tensor, count: int, n: int) -> Tensor | None:
     low_end = 1 + blocks + -(-int(each.sum()) // 8)
     if wire.numel() < low_end:
         return None
-    low, ends = _to_bits(wire[1 + blocks : low_end]), _to_bits(wire[low_end:]).nonzero().view(-1)
+    low, ends = to_bits(wire[1 + blocks : low_end]), to_bits(wire[low_end:]).nonzero().view(-1)
     if ends.numel() != count or (wire.numel() - low_end) != (int(ends[-1]) // 8 + 1 if count else 0):
         return None
     quotients = ends.diff(prepend=ends.new_full((1,), -1)) - 1
@@ -63,13 +62,3 @@ def parameters(numbers: Tensor, block: Tensor, blocks: int, count: int) -> Tenso
         sums[r].index_add_(0, block, numbers.long() >> r).add_(sizes, alpha=r)
     # argmin does not promise the first of equals, so the parameter itself breaks the tie
     return (sums * count + torch.arange(count, device=numbers.device)[:, None]).argmin(0)
-
-
-def _to_bytes(bits: Tensor) -> Tensor:
-    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
-    return (bits.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
-
-
-def _to_bits(wire: Tensor) -> Tensor:
-    shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
-    return ((wire[:, None] >> shifts) & 1).view(-1)

@@ -1,14 +1,12 @@
 """Uniform levels of any number per bucket, and their Rice code: computes all positions at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
 from gossamer.core.rng import Key
 from gossamer.kernels.layout import LEVEL_BLOCK, LEVEL_MOST, LEVEL_RECORD, LEVEL_ZEROS, Coded, units
 from gossamer.kernels.reference.indices import parameters
-from gossamer.kernels.reference.planes import put
+from gossamer.kernels.reference.planes import put, to_bits, to_bytes
 from gossamer.kernels.reference.quantise import codes, max_norms
 
 
@@ -56,9 +54,7 @@ def _encode(folded: Tensor, plan: Coded) -> Tensor:
     said = torch.zeros(8 * int(lengths.sum()), dtype=torch.uint8, device=folded.device)
     said[places] = torch.cat(planes)[order].to(torch.uint8)
     heads = torch.stack([lengths & 255, lengths >> 8], 1).view(-1)
-    shifts = torch.arange(8, dtype=torch.uint8, device=folded.device)
-    body = (said.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
-    return torch.cat([heads.to(torch.uint8), rice.to(torch.uint8), body])
+    return torch.cat([heads.to(torch.uint8), rice.to(torch.uint8), to_bytes(said)])
 
 
 def _decode(wire: Tensor, plan: Coded) -> Tensor | None:
@@ -67,8 +63,7 @@ def _decode(wire: Tensor, plan: Coded) -> Tensor | None:
     fine = (lengths <= LEVEL_MOST).all() & ((rice < plan.bits) | (rice == LEVEL_ZEROS)).all()
     if not fine or int(lengths.sum()) != wire.numel() - plan.first:
         return None
-    shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
-    reader = _Reader((wire[plan.first :, None] >> shifts & 1).view(-1), 8 * lengths, plan)
+    reader = _Reader(to_bits(wire[plan.first :]), 8 * lengths, plan)
     each = rice[_cut(plan, LEVEL_BLOCK, wire.device)]
     folded, alive = torch.zeros_like(each), each != LEVEL_ZEROS
     for bit in range(plan.bits - 1):
@@ -101,9 +96,8 @@ class _Reader:
         """The next bit of each element that has one; zeros after the end of a record."""
         of_record = self._of_record[has]
         counts = of_record.bincount(minlength=self._read.numel())
-        places = (
-            torch.arange(of_record.numel(), device=has.device) + (self._first + self._read - _shift(counts))[of_record]
-        )
+        begins = self._first + self._read - _shift(counts)
+        places = torch.arange(of_record.numel(), device=has.device) + begins[of_record]
         self._read = self._read + counts
         out = torch.zeros_like(has, dtype=torch.int32)
         if not self.beyond:

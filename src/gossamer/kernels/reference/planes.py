@@ -1,7 +1,5 @@
 """Folds a vector into planar rows and back; spreads a table over a vector, and writes what was decoded."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -51,6 +49,18 @@ def unpack(wire: Tensor, bits: int, n: int) -> Tensor:
         codes |= (plane & ((1 << width) - 1)) << below
         below, start, begin = below + width, stop, end
     return codes
+
+
+def to_bytes(bits: Tensor) -> Tensor:
+    """Bits, one per element (uint8), as bytes; the first bit is the lowest."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits.view(-1, 8) << shifts).sum(1, dtype=torch.uint8)
+
+
+def to_bits(wire: Tensor) -> Tensor:
+    """The inverse of `to_bytes`."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=wire.device)
+    return ((wire[:, None] >> shifts) & 1).view(-1)
 
 
 def spread(table: Tensor, bounds: Bounds) -> Tensor:

@@ -1,7 +1,5 @@
 """Uniform levels per bucket."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

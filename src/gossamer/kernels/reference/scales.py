@@ -1,7 +1,5 @@
 """Magnitude and deviation per segment."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
@@ -18,10 +16,6 @@ def absmax(x: Tensor, bounds: Bounds) -> Tensor:
         if b > a:
             out[i] = magnitude[a:b].max()
     return out.view(torch.float32)
-
-
-def divide(x: Tensor, by: int) -> Tensor:
-    return absmax(x.div_(by), (0, x.numel()))
 
 
 def absmax_and_rms(x: Tensor, bounds: Bounds) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """Selection by magnitude."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

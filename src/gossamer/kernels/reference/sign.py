@@ -1,7 +1,5 @@
 """Sign bits, and the lengths of segments."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch

@@ -1,7 +1,5 @@
 """Count sketches: the sums in each row of a table, and the median of the rows' estimates."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

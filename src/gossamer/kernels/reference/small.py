@@ -1,7 +1,5 @@
 """Eight-bit numbers: one byte per element, relative to the largest of its bucket."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -5,8 +5,6 @@ by 3 ** i modulo 256 then shifts i trits out at the top, and times 3 >> 8 reads 
 back.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from inspect import isfunction, signature
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 
 from gossamer import kernels
-from gossamer.kernels.forms import E2M1, E3M0, E4M3, E5M2, INT8, POWERS, any_top, brain_tops, clipping_tops, power_tops
+from gossamer.kernels.forms import (
+    E2M1,
+    E3M0,
+    E4M3,
+    E5M2,
+    INT8,
+    POWERS,
+    bfloat16_tops,
+    float32_tops,
+    ocp_tops,
+    power_tops,
+)
 from gossamer.kernels.layout import ROTATED_LEAST, Rotated, Rotation, plane_bytes
 
 KEY = (0xFFFFFFF0, 0x12345678)  # a counter that overflows
@@ -51,6 +62,11 @@ def cuts(n: int) -> Iterator[tuple[int, ...]]:
     yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
 
 
+def _both(plain: Calls, more: Calls) -> Calls:
+    """Calls without a kernel's last argument, and calls with it."""
+    return lambda n: chain(plain(n), more(n))
+
+
 def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         yield values(n), bounds
@@ -64,7 +80,7 @@ def _to_trits(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _clipped_trits(n: int) -> Iterator[tuple[Any, ...]]:
     for x, bounds, scales, key in _to_trits(n):  # unclipped: a deviation agrees to its rounding only
-        yield x, bounds, 0.0, key, torch.zeros_like(scales), torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8)
+        yield x, bounds, torch.zeros_like(scales), key, torch.zeros(kernels.ternary_bytes(n), dtype=torch.uint8), 0.0
 
 
 def _counted_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -84,6 +100,7 @@ def _from_rice(n: int) -> Iterator[tuple[Any, ...]]:
         if x.isfinite().all():
             wire = room[: kernels.levels_encode(x, levels, bucket, norms, key, room)]
             yield wire, levels, bucket, norms, values(n, 1)
+            yield wire, levels, bucket, norms, values(n, 1), 0.7
 
 
 def _to_levels(n: int) -> Iterator[tuple[Any, ...]]:
@@ -122,7 +139,7 @@ def _to_codes(n: int) -> Iterator[tuple[Any, ...]]:
 def _by_magnitude(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = torch.zeros(kernels.quantise_bytes(n, bits), dtype=torch.uint8)
-        yield x, bits, bucket, KEY, torch.zeros_like(norms), wire
+        yield x, bits, bucket, torch.zeros_like(norms), KEY, wire, True
 
 
 def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
@@ -153,14 +170,14 @@ def _from_rows(n: int) -> Iterator[tuple[Any, ...]]:
 
 def _to_small(n: int) -> Iterator[tuple[Any, ...]]:
     kinds = (
-        (INT8, any_top, 128, KEY),
+        (INT8, float32_tops, 128, KEY),
         (E4M3, power_tops, 32, None),
-        (E5M2, clipping_tops, 100, KEY),
+        (E5M2, ocp_tops, 100, KEY),
         (POWERS, power_tops, 4096, KEY),
         (E2M1, power_tops, 32, KEY),
-        (E3M0, any_top, 32, None),
+        (E3M0, float32_tops, 32, None),
     )
-    for form, steps, bucket, key in (*kinds, (INT8, brain_tops, 1, None)):
+    for form, steps, bucket, key in (*kinds, (INT8, bfloat16_tops, 1, None)):
         tops, wire = torch.zeros(-(-n // bucket), dtype=torch.float32), torch.zeros(n, dtype=torch.uint8)
         yield values(n), form, steps(form), bucket, key, tops, wire
 
@@ -308,8 +325,7 @@ CALLS: dict[str, Calls] = {
     "absmax_and_std": _by_segment,
     "bucket_norms": _norms,
     "divide": _divided,
-    "eden_accumulate": _from_rotated,
-    "eden_decode": _decoded_rotated,
+    "eden_decode": _both(_decoded_rotated, _from_rotated),
     "eden_encode": _to_rotated,
     "follow": _followed,
     "index_decode": _from_gaps,
@@ -317,31 +333,24 @@ CALLS: dict[str, Calls] = {
     "lanes_pack": _to_lanes,
     "lanes_unpack": _from_lanes,
     "mix3": _counters,
-    "levels_accumulate": _from_rice,
     "levels_decode": _from_rice,
     "levels_encode": _to_rice,
     "places_decode": _from_places,
     "places_encode": _to_places,
-    "quantise": _by_magnitude,
-    "quantise_accumulate": _from_codes,
     "quantise_accumulate_each": _from_rows,
-    "quantise_decode": _decoded_codes,
+    "quantise_decode": _both(_decoded_codes, _from_codes),
     "quantise_each": _by_chunks,
-    "quantise_encode": _to_codes,
+    "quantise_encode": _both(_to_codes, _by_magnitude),
     "scatter_add": _scatter,
-    "small_accumulate": _from_small,
-    "small_decode": _decoded_small,
+    "small_decode": _both(_decoded_small, _from_small),
     "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
-    "sign_accumulate": _from_signs,
-    "sign_decode": _decoded_signs,
+    "sign_decode": _both(_decoded_signs, _from_signs),
     "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
-    "ternary": _clipped_trits,
-    "ternary_accumulate": _from_trits,
-    "ternary_decode": _decoded_trits,
-    "ternary_encode": _to_trits,
+    "ternary_decode": _both(_decoded_trits, _from_trits),
+    "ternary_encode": _both(_to_trits, _clipped_trits),
     "ternary_levels": _to_levels,
     "topk": _topk,
     "topk_each": _topk_each,
