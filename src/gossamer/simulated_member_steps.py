@@ -22,7 +22,8 @@ from gossamer.integrations.checks.elastic_checks import Untrained
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker
-from gossamer.simulate import ClusterCosts, Replica, compute_gradients, descend
+from gossamer.simulate import ClusterCosts, compute_gradients, descend
+from gossamer.simulated_bodies import Replica
 
 MemberBackward = Callable[[nn.Module, Present, int], float]  # (model, who is there, step): as `simulate.Backward`
 
@@ -161,7 +162,7 @@ class MemberSteps:
     def _send(self) -> Program[None]:
         costs, worker = self._training.crew.costs, self.worker
         for i, flat in enumerate([bucket.gradients() for bucket in worker.buckets]):
-            yield Compute(_computed, "backward", costs.arrives(self._rank, worker.step, i))
+            yield from costs.backward(self._rank, worker.step, i)
             yield from worker.ready(i, flat)
 
     def _drop(self, began: float) -> Program[None]:
@@ -260,7 +261,3 @@ class MemberSteps:
             yield from self._regrouping.meet()
         finally:
             self._meets = False
-
-
-def _computed() -> None:
-    """The gradients were computed with the loss; only their seconds come one after the other."""

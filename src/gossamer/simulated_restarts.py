@@ -17,7 +17,8 @@ from gossamer.core.errors import CostError
 from gossamer.costs.events import EventClock, Events
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import SimResult, TimeSpan, simulate
-from gossamer.simulate import Backward, ClusterCosts, Replica, Trained, program
+from gossamer.simulate import Backward, ClusterCosts, Trained, program
+from gossamer.simulated_bodies import Replica
 
 
 @dataclass(frozen=True)
