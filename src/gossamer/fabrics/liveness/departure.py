@@ -100,7 +100,7 @@ class Departure:
             return
         keys = [f"leaving/{rank}" for rank in epoch.ranks]
         if store.are_there(keys):
-            last = max(_step(store, key, text) for key, text in zip(keys, store.read(keys), strict=True))
+            last = max(store.numbers(keys))
             with self._lock:
                 if self._epoch is epoch:
                     self._last = last
@@ -117,9 +117,3 @@ class Departure:
             self._own = own = self._passed + 1
         store.raise_flag(f"leaving/{self._members.rank}", str(own))
         return True
-
-
-def _step(store: SharedStore, key: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise store.malformed(key, text)
-    return int(text)

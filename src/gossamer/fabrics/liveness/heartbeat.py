@@ -28,17 +28,12 @@ class RankStatus(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(store: SharedStore, name: str, text: str) -> "RankStatus":
-        try:
-            fields: Any = json.loads(text)
-            beats, state, done, moves = fields
-            fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
-            fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(name, text) from None
-        if not fits:
-            raise store.malformed(name, text)
-        return RankStatus(beats, state, done, moves)
+    def of(fields: Any) -> "RankStatus | None":
+        """A status as it was written; None for anything else."""
+        beats, state, done, moves = fields
+        fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
+        fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
+        return RankStatus(beats, state, done, moves) if fits else None
 
 
 def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
@@ -49,7 +44,7 @@ def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
     complete = store.are_there(list(keys.values()))
     there = [r for r, key in keys.items() if complete or store.flag_is_up(key)]
     texts = store.read([keys[r] for r in there])
-    return {r: RankStatus.read(store, keys[r], text) for r, text in zip(there, texts, strict=True)}
+    return {r: store.parsed(keys[r], text, RankStatus.of) for r, text in zip(there, texts, strict=True)}
 
 
 class Heartbeat:

@@ -47,18 +47,12 @@ class Generation(NamedTuple):
         return self._replace(ranks=tuple(self.ranks[i] for i in kept), lives=tuple(self.lives[i] for i in kept))
 
     @staticmethod
-    def read(store: SharedStore, key: str) -> "Generation":
-        (text,) = store.read([key])
-        try:
-            fields: Any = json.loads(text)
-            number, began, ranks, lives = fields
-            fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
-            fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < MANY
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(key, text) from None
-        if not fits:
-            raise store.malformed(key, text)
-        return Generation(number, began, tuple(ranks), tuple(lives))
+    def of(fields: Any) -> "Generation | None":
+        """A generation as it was written; None for anything else."""
+        number, began, ranks, lives = fields
+        fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
+        fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < MANY
+        return Generation(number, began, tuple(ranks), tuple(lives)) if fits else None
 
 
 class Members:
@@ -306,7 +300,8 @@ class Members:
         """The latest generation in the store."""
         found = self.epoch
         while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
-            found = Generation.read(self.store, key)
+            (text,) = self.store.read([key])
+            found = self.store.parsed(key, text, Generation.of)
         return found
 
     def _is_in(self, epoch: Generation) -> bool:

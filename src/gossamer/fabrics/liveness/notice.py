@@ -90,7 +90,7 @@ class Notice:
             if not left.issuperset(missing):
                 return
         there = [f"notice/{r}" for r in self._store.others if r not in missing]
-        self._last = max([self._own, *map(int, self._store.read(there) if there else ())])
+        self._last = max([self._own, *self._store.numbers(there)])
         self._agreed.set()
 
     # -- signals -----------------------------------------------------------------------------------------------------------

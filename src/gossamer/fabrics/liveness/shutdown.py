@@ -79,14 +79,8 @@ def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> N
 def _left(store: SharedStore) -> list[str]:
     """The keys that all ranks have listed for deletion."""
     there = [key for rank in range(store.size) if store.flag_is_up(key := f"left/{rank}")]
-    found = dict[str, None]()
-    for key, text in zip(there, store.read(there) if there else [], strict=True):
-        try:
-            names: Any = json.loads(text)
-            found |= {str(name): None for name in names}
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(key, text) from None
-    return [*found]
+    named = [store.parsed(key, text, list[Any]) for key, text in zip(there, store.read(there), strict=True)]
+    return [*dict.fromkeys(str(name) for names in named for name in names)]
 
 
 def _all_have_left(store: SharedStore) -> bool:

@@ -41,10 +41,10 @@ class Tickets:
             return 0
         if count is not None:
             self._raw.compare_set(key, "", str(count))
-        (text,) = self._store.read([key])
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= self._store.size):
-            raise self._store.malformed(key, text)
-        return int(text)
+        (closed,) = self._store.numbers([key], below=self._store.size + 1)
+        if not closed:
+            raise self._store.malformed(key, "0")
+        return closed
 
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that took the first `count` tickets, in order; None while fewer are taken."""
@@ -54,13 +54,7 @@ class Tickets:
         if name not in self._read:  # a quorum that grows is asked for again
             self._read.append(name)
             self._claimed.pop(name, None)
-        texts = self._store.read(keys)
-        return tuple(self._holder(key, text) for key, text in zip(keys, texts, strict=True))
-
-    def _holder(self, key: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < self._store.size):
-            raise self._store.malformed(key, text)
-        return int(text)
+        return tuple(self._store.numbers(keys, below=self._store.size))
 
     def all_have_come(self) -> None:
         """Note that a collective has ended on this comm thread: all ranks have read the counters before it."""
