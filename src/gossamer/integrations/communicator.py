@@ -14,8 +14,7 @@ from gossamer.core.errors import AttachError, CheckpointError, GossamerError, Pe
 from gossamer.core.schedule import Elastic, TrainsElsewhere
 from gossamer.data.parts import Parts
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.liveness.departure import OwnNotice
-from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.notice import Notice, OwnNotice
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
