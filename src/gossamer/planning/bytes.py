@@ -107,14 +107,7 @@ def _counted(
     buckets = build(parsed, params_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(Binding(size, [c.layout for c in buckets]))
     first, last = span(parsed)
-    run = DryRun(
-        parsed,
-        len(buckets),
-        size,
-        first,
-        parameters=sum(len(c.names) for c in buckets),
-        fragments=[c.fragment for c in buckets],
-    )
+    run = DryRun.of(parsed, buckets, size)
     while run.step <= last:
         run.take_step()
     mixer = parsed.schedule.shape.mixer

@@ -59,8 +59,8 @@ class Planned:
         return self.make(layout, flat, context, *states, hollow)
 
 
-def context_of(size: int, step: int = LATER, shift: float = 0.0) -> Context:
-    return Context(0, size, step, CounterRng(0, step, 0), shift=shift)
+def context_of(size: int, step: int = LATER) -> Context:
+    return Context(0, size, step, CounterRng(0, step, 0))
 
 
 # -- where work comes from --------------------------------------------------------------------------------------------------
@@ -190,13 +190,15 @@ def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list
 
 
 def on_a_line(less: Work, more: Work, size: int) -> Work:
-    """Extrapolate from two numbers of ranks to more; work that fell, or rose by under 3 %, does not grow."""
+    """Extrapolate from the last two of `WORLDS` to more ranks."""
     (_, a, b) = WORLDS
+    return Work(*(beyond((a, x), (b, y), size) for x, y in zip(less, more)))
 
-    def at(x: float, y: float) -> float:
-        return y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y
 
-    return Work(at(less.before, more.before), at(less.inside, more.inside))
+def beyond(less: tuple[int, float], more: tuple[int, float], size: int) -> float:
+    """The seconds of `size` ranks, from those of fewer; work that fell, or rose by under 3 %, does not grow."""
+    (a, x), (b, y) = less, more
+    return y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y
 
 
 def _scaled(works: Sequence[Work], factor: float) -> list[Work]:

@@ -10,7 +10,7 @@ from gossamer.costs import Cluster, from_flags
 from gossamer.costs.cluster import Device, WorkTable
 from gossamer.planning.pieces import Programs
 from gossamer.planning.timed_steps import TimedSteps
-from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource
+from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource, beyond
 from gossamer.recipe import Recipe
 
 BUCKET = {
@@ -99,7 +99,7 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
     upper = next((i for i, ranks in enumerate(table.ranks) if ranks > size and i), len(table.ranks) - 1)
     a, b = table.ranks[upper - 1 : upper + 1]
     pairs = zip(table.seconds[upper - 1], table.seconds[upper], strict=True)
-    return [y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y for x, y in pairs]
+    return [beyond((a, x), (b, y), size) for x, y in pairs]
 
 
 def work_of(cluster: Cluster) -> WorkSource:
