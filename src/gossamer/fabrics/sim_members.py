@@ -176,23 +176,9 @@ class SimMembers:
         sim = self._sim
         main, tasks = sim.mains[seat], [task for task in self._tasks() if task.rank == seat]
         sim.mains[seat] = SimTask(seat, "compute", _over(), SimHandle(main.handle.label, finished=clock), clock=clock)
-        sim.spans = [s._replace(end=max(s.begin, min(s.end, clock))) if s.rank == seat else s for s in sim.spans]
         for task in (main, *tasks):
             self._take_out(task).program.close()
-        for lane in [lane for rank, lane in (*sim.busy, *sim.queues) if rank == seat]:
-            sim.busy.pop((seat, lane), None)
-            sim.queues[seat, lane].clear()
-        for meetings in sim.meetings.values():
-            for meeting in meetings:
-                meeting.pop(seat, None)
-        for route in [route for route in sim.readers if route.to == seat]:
-            del sim.readers[route]
-        for counter, waiting in sim.closing.items():
-            sim.closing[counter] = [(verb, task) for verb, task in waiting if task.rank != seat]
-        for route, wires in sim.mail.items():
-            if route.source == seat:
-                while wires and wires[-1][0] > clock:
-                    wires.pop()
+        sim.forget(seat, clock)
 
     def _stop_what_crosses(self, seat: int, clock: float) -> bool:
         """Let requests that need a lost rank wait from now on, also those whose bytes are on their way; True if any waits."""
@@ -250,7 +236,7 @@ class SimMembers:
             sim.queues[place].clear()
             for task in queued:
                 self._fail(task, clock)
-        for held in (sim.meetings, sim.mail, sim.readers, sim.tickets, sim.drawn_at, sim.closing, sim.decided):
+        for held in (sim.meetings, sim.mail, sim.tickets):
             held.clear()
         tasks = [task for _, task in sorted(sim.busy.items(), key=lambda item: item[0])]
         stuck = {task for task in tasks if task.waits}
@@ -321,7 +307,7 @@ class SimMembers:
         if self.is_broken or now.called < inf:
             return
         now.called = clock + self.times.look
-        if any(self._sim.closing.values()):
+        if self._sim.tickets.are_awaited:
             now.called = clock
             self._break(clock)
 
