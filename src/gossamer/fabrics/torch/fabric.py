@@ -86,15 +86,13 @@ class TorchFabric:
         self._errand: tuple[str, int] | None = None  # purpose and step of requests outside of a started program
         self.standstill = exposed_time_of(device, self._expose)
         self._groups_of: GroupsOf = no_groups
-        self._members = group if isinstance(group, Members) else None
-        self._reunion = Reunion(self) if self._members is not None else None
-        if self._members is not None:
-            self._members.enter(deadline)
+        self.members = group if isinstance(group, Members) else None
+        self.reunion = None if self.members is None else Reunion(self)  # how they meet again by themselves
+        if self.members is not None:
+            self.members.enter(deadline)
         try:
-            try:
+            with self._regrouping():
                 self._meet(group, ["comm"])
-            except PeerError as failure:
-                self._rejoin(failure)
         except BaseException:
             self._part()
             raise
@@ -113,33 +111,22 @@ class TorchFabric:
     @property
     def present(self) -> Present:
         """The present ranks."""
-        if self._members is None:
+        if self.members is None:
             return Present.all_of(self.rank, self.size)
-        members = self._members
+        members = self.members
         there = members.present
         return Present(members.place, there.ranks, there.lives, members.joins, members.weights)
 
     @property
     def place(self) -> int:
         """The number of this rank, or under members of its node, from the start."""
-        return (
-            self.rank if self._members is None or not self._members.by_shard else self.rank // self._members.node.size
-        )
+        members = self.members
+        return self.rank if members is None or not members.by_shard else self.rank // members.node.size
 
     @property
     def group(self) -> Crowd:
         """The process group, or the members; None for this process alone."""
         return self._seat.group
-
-    @property
-    def members(self) -> Members | None:
-        """The elastic members; None over a process group."""
-        return self._members
-
-    @property
-    def reunion(self) -> Reunion | None:
-        """How the members meet again by themselves; None over a process group."""
-        return self._reunion
 
     def last_on(self, lane: str) -> LastCollective | None:
         """The last collective of a comm thread, where that is kept."""
@@ -155,25 +142,29 @@ class TorchFabric:
 
     def regroup(self, failure: Exception) -> Present:
         """Connect to the members that are present; raises `failure` if that does not help."""
-        if self._members is None:
+        if self.members is None:
             raise failure
         lanes, served = [*self._lanes], self._served
         if isinstance(failure, MembersLeave):
-            self._members.announce(failure)
+            self.members.announce(failure)
         while True:
             self._end()
-            self._members.regroup(failure)
+            self.members.regroup(failure)
             try:
-                self._meet(self._members, lanes, served)
+                self._meet(self.members, lanes, served)
                 return self.present
             except PeerError as error:
                 failure = error
 
-    def _rejoin(self, failure: Exception) -> None:
-        """Regroup in place of a rank that has just come; where all start together, the failure is raised."""
-        if self._members is None or not self._members.joins:
-            raise failure
-        self.regroup(failure)
+    @contextmanager
+    def _regrouping(self) -> Generator[None]:
+        """Regroup after a failure, in place of a rank that has just come; where all start together, it is raised."""
+        try:
+            yield
+        except PeerError as failure:
+            if self.members is None or not self.members.joins:
+                raise
+            self.regroup(failure)
 
     def _wake(self) -> None:
         """End all collectives under way with an error, from any thread."""
@@ -191,14 +182,14 @@ class TorchFabric:
         self._last = dict[str, weakref.ref[Task]]()  # the last task of each comm thread
         self._served = frozenset[str]()  # comm threads that receive from any rank
         self.before_close: Callable[[], None] | None = None  # called before the comm threads end
-        if self._members is not None:
-            self._members.wake = self._wake
+        if self.members is not None:
+            self.members.wake = self._wake
         self._closed = False
         self._groups = self._new_groups(self._groups_of(seat.count), [])
         self._store = seat.make_store()
         # Asked now, since the groups may be destroyed before this fabric is closed.
         self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
-        vital = self._keeps_store or self._members is not None
+        vital = self._keeps_store or self.members is not None
         self._pulse = Heartbeat(self._store, *self._waits, vital)
         # A thread that wakes while the interpreter shuts down aborts the process: end the comm threads before.
         self._at_exit = shutdown.at_exit(self.close)
@@ -223,10 +214,8 @@ class TorchFabric:
         """
         if name in self._lanes:
             raise ValueError(f"comm thread {name!r} is open already: choose another name")
-        try:
+        with self._regrouping():
             self._open_lane(name, served)
-        except PeerError as failure:
-            self._rejoin(failure)
 
     def _open_lane(self, name: str, served: bool) -> None:
         way, refusal, (deadline, patience) = self._seat.way(served), self._seat.refusal, self._waits
@@ -237,20 +226,16 @@ class TorchFabric:
         if refusal is not None:  # tell the others, which would wait otherwise
             says = f"cannot start: {refusal}"
         number, driver = len(self._lanes), NetworkDriver(self, name, self._store, self._pulse, self._check, self.device)
-        if self._members is not None:
+        if self.members is not None:
             driver.patience, driver.outlives = 0.0, True  # lost ranks are found, and the others continue
-            driver.last = None if self._reunion is None else self._reunion.listener()
+            driver.last = None if self.reunion is None else self.reunion.listener()
         lane = CommThread(name, driver, self._pulse, self.device)
         self._drivers[name], self._lanes[name] = driver, lane
         self._served |= {name} if served else frozenset()
 
-        def program() -> Program[None]:
-            yield Compute(
-                lambda: driver.open(number, says, partial(self._seat.connect, way, self._waits), lane.halt), says
-            )
-
+        connect = partial(driver.open, number, says, partial(self._seat.connect, way, self._waits), lane.halt)
         try:
-            self.join(self.start(program(), f"opening comm thread {name!r}", lane=name))
+            self._together(name, f"opening comm thread {name!r}", Compute(connect, says))
         except PeerError:
             if refusal is not None:
                 raise refusal from None
@@ -267,18 +252,16 @@ class TorchFabric:
         for group in new:
             refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self._seat.count)
         self._groups += new
-        try:
+        with self._regrouping():
             for name in self._lanes:
                 self._form(name, new)
-        except PeerError as failure:
-            self._rejoin(failure)
 
     def form_always(self, groups_of: GroupsOf, per_node: int) -> None:
         """Connect the groups of so many ranks, and again whenever members have come or gone."""
         groups = [*groups_of(self._seat.count)]
-        if self._members is not None and groups and self._members.node.size != per_node:
+        if self.members is not None and groups and self.members.node.size != per_node:
             raise AttachError(
-                f"the recipe needs groups of some ranks ({per_node} on each node), and here {self._members.node.size} of a node come and go "
+                f"the recipe needs groups of some ranks ({per_node} on each node), and here {self.members.node.size} of a node come and go "
                 "together: use a recipe without groups, or start each node by a torchrun of its own, and attach with nodes='members'"
             )
         self._groups_of = groups_of
@@ -293,11 +276,13 @@ class TorchFabric:
         driver, halt, number = self._drivers[lane], self._lanes[lane].halt, len(self._groups)
         make = partial(self._seat.connect, self._seat.way(lane in self._served), self._waits)
 
-        def program() -> Program[None]:
-            yield Compute(lambda: driver.form(number, groups, make, halt), f"making {len(groups)} groups")
-
         if groups:
-            self.join(self.start(program(), f"making groups on comm thread {lane!r}", lane=lane))
+            work = Compute(partial(driver.form, number, groups, make, halt), f"making {len(groups)} groups")
+            self._together(lane, f"making groups on comm thread {lane!r}", work)
+
+    def _together(self, lane: str, label: str, work: Compute) -> None:
+        """Do on a comm thread what all ranks do together."""
+        self.join(self.start(_alone(work), label, lane=lane))
 
     @property
     def per_node(self) -> int:
@@ -324,8 +309,8 @@ class TorchFabric:
         if not isinstance(handle, Task):
             raise TypeError(f"join() takes a handle that start() of this fabric returned, got {handle!r}")
         handle.lane.wait(handle)
-        if handle.error is not None and self._reunion is not None:
-            self._reunion.after(handle)
+        if handle.error is not None and self.reunion is not None:
+            self.reunion.after(handle)
         if handle.error is not None:
             raise handle.error
         if handle.order is not None:
@@ -361,8 +346,8 @@ class TorchFabric:
         self._part()
 
     def _part(self) -> None:
-        if self._members is not None:
-            self._members.leave()
+        if self.members is not None:
+            self.members.leave()
 
     def _end(self) -> None:
         if self._closed:
@@ -391,7 +376,7 @@ class TorchFabric:
 
     def _break_off(self, lane: str) -> Callable[[], None] | None:
         """How a comm thread is stopped in the midst of a program, where that may be driven on."""
-        return self._drivers[lane].tear if self._reunion is not None and self._drivers[lane].last is not None else None
+        return self._drivers[lane].tear if self.reunion is not None and self._drivers[lane].last is not None else None
 
     def _is_whole(self) -> bool:
         return all(lane.broken is None for lane in self._lanes.values())

@@ -1,7 +1,9 @@
 """Tickets: counters from which ranks take numbers, deleted when no rank can ask for them any more."""
 
+import time
 from collections import deque
 
+from gossamer.core.verbs import WaitQuorum
 from gossamer.fabrics.liveness.store import SharedStore
 
 # A late rank may take a ticket after its counter was closed; it must not create keys again that were just deleted.
@@ -71,6 +73,26 @@ class Tickets:
     def open(self) -> list[str]:
         """The counters that this rank knows of, by their full keys in the store."""
         return [self._store.place + name for name in dict.fromkeys([*self._done, *self._read, *self._claimed])]
+
+
+class Quorum:
+    """A rank's wait for tickets."""
+
+    def __init__(self, tickets: Tickets, verb: WaitQuorum) -> None:
+        self._tickets, self._verb, self._began = tickets, verb, time.monotonic()
+        self.holders: tuple[int, ...] | None = None  # once it is met
+        self.seen = list[float]()  # after how many seconds this rank saw each ticket, where there is a fallback
+
+    def is_met(self) -> bool:
+        """True if enough tickets are taken, or a fallback holds; the first rank to find that decides for all."""
+        verb, tickets, count = self._verb, self._tickets, self._verb.count
+        if verb.fallback:
+            since, drawn = time.monotonic() - self._began, tickets.drawn(verb.name)
+            self.seen += [since] * (drawn - len(self.seen))
+            enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.fallback)
+            count = tickets.settled(verb.name, min(drawn, count) if enough else None)
+        self.holders = tickets.holders(verb.name, count) if count else None
+        return self.holders is not None
 
 
 def keys_of(name: str, count: int) -> list[str]:
