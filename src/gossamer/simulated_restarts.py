@@ -67,10 +67,6 @@ class RestartedRun:
     restarts: list[Restart] = field(default_factory=list[Restart])
     spans: list[TimeSpan] = field(default_factory=list[TimeSpan])  # time lines; see `fabrics.sim`
 
-    @property
-    def steps_again(self) -> int:
-        return sum(restart.again for restart in self.restarts)
-
 
 def train(
     crew: Callable[[Sequence[int]], Crew], size: int, steps: int, events: Events, restarts: Restarts

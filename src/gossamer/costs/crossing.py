@@ -75,10 +75,6 @@ class Crossing:
     card: float = 0.0
     inside: float = 0.0  # the most that one rank sends within the node
 
-    @property
-    def crosses(self) -> bool:
-        return self.between > 0
-
     def times(self, factor: float) -> "Crossing":
         """The same with so many times the bytes."""
         return replace(self, sent=factor * self.sent, card=factor * self.card, inside=factor * self.inside)
@@ -142,8 +138,8 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
             leaving = sum(ranks[(i + hop) % count] // per_node != rank // per_node for i in _places(ranks, mates))
             between, card = int(leaving > 0), leaving * verb.wire.numel()
         case Receive(_, length):
-            crosses = nodes > 1
-            messages, between, pattern, card = 1, int(crosses), "one", length if crosses else 0
+            leaves = nodes > 1
+            messages, between, pattern, card = 1, int(leaves), "one", length if leaves else 0
         case _:  # tickets: a store on one node, there and back
             return Crossing("one", 2, 2 if nodes > 1 else 0)
     within = moved.sent if nodes == 1 else moved.inside
