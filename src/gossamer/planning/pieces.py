@@ -3,7 +3,7 @@
 The requests are those that rank 0 makes in the asked world.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from gossamer.core.verbs import (
 from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only
-from gossamer.planning.work import Planned, Work, WorkSource, context_of, heavy_tailed, shortened
+from gossamer.planning.work import Planned, States, Work, WorkSource, context_of, heavy_tailed, shortened
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
 from gossamer.runtime.optimizer_state import requests
@@ -119,33 +119,27 @@ class Programs:
         return crossing_of(verb, 0, self.cluster, self.size, self.sharing)
 
     def _average(self, bucket: BucketState, over: Any) -> Planned:
-        def make(
-            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
-        ) -> Program[Any]:
+        def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
+            memory, exchange = states
             by = bucket.exchange if over is None else over
             by = sizes_only(by) if hollow else by
 
             def send(block: Bucket, context: Context) -> Program[ReduceResult]:
                 return by.average(block, exchange, context)
 
-            block = Bucket(flat, layout, flat)
+            block = Bucket(block.flat, block.layout, block.flat)
             return send(block, context) if over is not None else bucket.memory.around(block, memory, send, context)
 
-        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), make)
+        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), run)
 
     def _message(self, bucket: BucketState, message: Message) -> Planned:
-        def make(
-            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
-        ) -> Program[Any]:
-            return message(Bucket(flat, layout), memory, context)
+        def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
+            return message(block, states[0], context)
 
-        family = "message", self.recipe.schedule, self._small(make)
-        return Planned(bucket.layout, family, make)
-
-    def _small(self, make: Callable[..., Program[Any]]) -> tuple[Crossing, ...]:
-        """What a message of one number sends. Messages alike in this are alike for all buckets."""
-        verbs, _ = self._requests(Planned(SMALL, (), make), SMALL, torch.zeros(1, dtype=torch.float32))
-        return tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
+        # Messages alike in what they send of one number are alike for all buckets.
+        verbs, _ = self._requests(Planned(SMALL, (), run), SMALL, torch.zeros(1, dtype=torch.float32))
+        small = tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
+        return Planned(bucket.layout, ("message", self.recipe.schedule, small), run)
 
     def _cut(self, bucket: int, program: Planned) -> tuple[Piece, ...]:
         layout = program.layout
@@ -205,9 +199,9 @@ class Programs:
             return answer_of(verb, place(verb, 0, size)[1])
 
         if self._begins:
-            drive(program.run(layout, flat, context_of(size), states, True), answer)
+            drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
         verbs.clear()
-        drive(program.run(layout, flat, context_of(size), states, True), answer)
+        drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
         held = sum(t.numel() * t.element_size() for state in states for t in state.values())
         return verbs, held
 
