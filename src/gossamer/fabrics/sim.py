@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
 from gossamer.core.groups import members, plain, refuse_group
+from gossamer.core.programs import single
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -260,7 +261,7 @@ class Simulation:
             case Join(handle):
                 self.join(task, handle)
             case AllReduce() | AllGather() | AllToAll() if task.lane == "compute":
-                self.join(task, self.start(task, _once(verb), task.handle.label, task.step, "comm"))
+                self.join(task, self.start(task, single(verb), task.handle.label, task.step, "comm"))
             case AllReduce() | AllGather() | AllToAll():
                 self.meet(task, verb)
             case Send():
@@ -366,10 +367,6 @@ class Simulation:
         ]
         ended = [f"rank {t.rank} has ended" for t in mains if t.handle.done()]
         return "deadlock: no rank can continue.\n  " + "\n  ".join(lines + ended)
-
-
-def _once(verb: Verb) -> Program[Any]:
-    return (yield verb)
 
 
 def _astray(tasks: list[SimTask]) -> str:
