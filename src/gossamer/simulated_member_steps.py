@@ -46,23 +46,18 @@ class Training(Protocol):
 
     def begins(self, rank: int, step: int, clock: float) -> None:
         """Note that a rank begins a step."""
-        ...
 
     def made(self, rank: int, step: int, clock: float, loss: float) -> None:
         """Note a step that counts."""
-        ...
 
     def dropped(self, seconds: float) -> None:
         """Note a gradient that was dropped, and how long it took."""
-        ...
 
     def went_on(self, step: int, began: float, clock: float) -> None:
         """Note that a rank has met the others, from when it noticed until it goes on."""
-        ...
 
     def leaves(self, rank: int, worker: Worker, clock: float) -> bool:
         """True if a rank ends its process now, with its round, as it said before."""
-        ...
 
 
 class _Residuals:

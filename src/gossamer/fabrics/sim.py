@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
 from gossamer.core.groups import members, plain, refuse_group
@@ -44,6 +44,9 @@ from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.links import ClusterLinks, Network
 from gossamer.fabrics.sim_mail import SimMail
 from gossamer.fabrics.sim_tickets import SimTickets
+
+if TYPE_CHECKING:
+    from gossamer.fabrics.sim_members import SimMembers
 
 LINES = 16  # ranks whose time lines are kept
 
@@ -111,7 +114,7 @@ def simulate(
     ledger: Ledger | None = None,
     begin: float = 0.0,
     until: Callable[[], float] = lambda: inf,
-    attendance: "Attendance | None" = None,
+    attendance: "SimMembers | None" = None,
 ) -> SimResult:
     """Run one program per rank to the end, or until a moment of the virtual clock, which begins at `begin`.
 
@@ -128,23 +131,11 @@ def simulate(
     return simulation.run(programs, begin, until)
 
 
-class Attendance(Protocol):
-    """Who takes part in a simulation whose ranks may be lost and come."""
-
-    def opens(self, simulation: "Simulation") -> None:
-        """Called once, before the first program runs."""
-        ...
-
-    def hears(self, task: SimTask, verb: Verb) -> Verb | None:
-        """The request as the simulation is to answer it; None where it is answered already, or never."""
-        ...
-
-
 class Simulation:
     """The programs under way, by rank and comm thread, and the events that are to come."""
 
     def __init__(
-        self, size: int, network: Network | ClusterLinks, ledger: Ledger, attendance: Attendance | None = None
+        self, size: int, network: Network | ClusterLinks, ledger: Ledger, attendance: "SimMembers | None" = None
     ) -> None:
         self.size, self.network, self.ledger, self.attendance = size, network, ledger, attendance
         self.mains = list[SimTask]()  # the compute thread of each rank
@@ -342,19 +333,10 @@ class Simulation:
 
     def note(self, task: SimTask, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
-        entry = LedgerEntry(
-            task.step,
-            task.rank,
-            type(verb).__name__,
-            task.handle.label,
-            moved.handed,
-            moved.sent,
-            moved.received,
-            seconds,
-            moved.inside,
-            verb.among,
+        name, label = type(verb).__name__, task.handle.label
+        self.ledger.note(
+            LedgerEntry(task.step, task.rank, name, label, *moved[:3], seconds, moved.inside, verb.among)
         )
-        self.ledger.note(entry)
 
     def explain(self, mains: list[SimTask]) -> str:
         lines = [

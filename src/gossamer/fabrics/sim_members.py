@@ -101,11 +101,13 @@ class SimMembers:
     # -- the simulation asks ---------------------------------------------------------------------------------------------
 
     def opens(self, simulation: Simulation) -> None:
+        """Called once, before the first program runs."""
         self._sim = simulation
         for clock, act in self._plan:
             self.at(clock, act)
 
     def hears(self, task: SimTask, verb: Verb) -> Verb | None:
+        """The request as the simulation is to answer it; None where it is answered already, or never."""
         self._crossing.pop(task, None)
         if not self._runs(task):
             return None

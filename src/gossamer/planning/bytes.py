@@ -92,11 +92,7 @@ def _sum(counts: Iterable[Count]) -> Count:
 
 
 def _counted(
-    recipe: "str | Recipe",
-    shapes: "Mapping[str, tuple[int, ...] | Tensor]",
-    size: int,
-    per_node: int,
-    momenta: Momenta,
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int, momenta: Momenta
 ) -> tuple[Count, int]:
     """The bytes of whole rounds of the schedule, and the number of their steps."""
     parsed = Recipe.of(recipe)

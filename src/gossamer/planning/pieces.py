@@ -16,16 +16,7 @@ from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.groups import place
 from gossamer.core.loop import Message
 from gossamer.core.programs import drive
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Program,
-    Shared,
-    TakeTicket,
-    Verb,
-    WaitQuorum,
-)
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Program, Shared, TakeTicket, Verb, WaitQuorum
 from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only

@@ -14,12 +14,7 @@ from gossamer.core.contracts import Context
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
 from gossamer.core.rng import CounterRng
-from gossamer.core.verbs import (
-    AllGather,
-    AllToAll,
-    Program,
-    Verb,
-)
+from gossamer.core.verbs import AllGather, AllToAll, Program, Verb
 
 LATER = 10**9  # the step whose programs are planned, after any codec's warm-up
 REPEATS = 3  # times a program runs; the fastest counts
@@ -42,7 +37,6 @@ class WorkSource(Protocol):
 
     def of(self, program: "Planned", size: int, verbs: Sequence[Verb]) -> list[Work]:
         """The work before each request, and one more after the last."""
-        ...
 
 
 States = tuple[State, State]  # of a memory, and of an exchange; a mixer has the first

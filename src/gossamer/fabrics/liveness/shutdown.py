@@ -67,10 +67,9 @@ def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> N
     if store.raw.add("signed-off", 1) < store.size:
         return
     for name in _left(store):
-        store.take_all_down(keys_of(name, store.size))
+        store.take_down(*keys_of(name, store.size))
     for rank in range(store.size):
-        store.take_down(f"pulse/{rank}")
-        store.take_down(f"left/{rank}")
+        store.take_down(f"pulse/{rank}", f"left/{rank}")
     store.take_down("signed-off")
     if hosted:  # must come last: the host and its store may end as soon as the host has read it
         store.raise_flag("over", "")

@@ -71,10 +71,7 @@ class SharedStore:
     def are_there(self, names: Sequence[str]) -> bool:
         return self.raw.check(list(names))
 
-    def take_down(self, name: str) -> None:
-        self.raw.delete_key(name)
-
-    def take_all_down(self, names: Sequence[str]) -> None:
+    def take_down(self, *names: str) -> None:
         for name in names:
             self.raw.delete_key(name)
 

@@ -42,15 +42,12 @@ class Connection(Protocol):
 
     def look(self) -> None:
         """Raise an error if another rank's connection has ended, without waiting. NCCL cannot tell."""
-        ...
 
     def tear(self) -> None:
         """End all waits on this connection with an error, from any thread. It cannot be used any more."""
-        ...
 
     def hang_up(self, patience: float) -> None:
         """Close it, while no request is under way; peers that wait for this rank fail. Sends get `patience` seconds."""
-        ...
 
 
 def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -47,23 +47,14 @@ from gossamer.fabrics.torch.rendezvous import Meet
 from gossamer.fabrics.torch.tickets import Quorum
 from gossamer.fabrics.torch.timers import request_timer_of
 
+if TYPE_CHECKING:
+    from gossamer.fabrics.torch.fabric import TorchFabric
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SLOW = 4.0  # more seconds that a failed rank waits for a slow store
 _LOOK = 0.25  # seconds between two looks at the connections, while this rank waits in the store
-
-
-class Parent(Protocol):
-    """The methods of a fabric that its drivers call."""
-
-    @property
-    def per_node(self) -> int: ...
-    def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Handle[Any]: ...
-    def join(self, handle: Handle[Any]) -> Any: ...
-    def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int: ...
-    def amend(self, place: int, seconds: float) -> None: ...
-    def busy(self, seconds: float) -> None: ...
 
 
 class _Trouble(Exception):
@@ -84,7 +75,7 @@ class NetworkDriver:
     """Answers the verbs of one comm thread, on its own connections and its own part of the fabric's store."""
 
     def __init__(
-        self, parent: Parent, lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
+        self, parent: "TorchFabric", lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
     ) -> None:
         self._parent, self._lane, self._fabric, self._pulse, self._check = parent, lane, store, pulse, check
         self._device, self.watch = device, request_timer_of(device, parent.amend)

@@ -68,7 +68,7 @@ class Tickets:
         while len(self._done) > KEPT:
             name = self._done.popleft()
             if self._rank == 0:
-                self._store.take_all_down(keys_of(name, self._raw.add(name, 0)))
+                self._store.take_down(*keys_of(name, self._raw.add(name, 0)))
 
     def open(self) -> list[str]:
         """The counters that this rank knows of, by their full keys in the store."""
