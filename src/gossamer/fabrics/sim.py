@@ -334,9 +334,7 @@ class Simulation:
     def note(self, task: SimTask, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
         name, label = type(verb).__name__, task.handle.label
-        self.ledger.note(
-            LedgerEntry(task.step, task.rank, name, label, *moved[:3], seconds, moved.inside, verb.among)
-        )
+        self.ledger.note(LedgerEntry(task.step, task.rank, name, label, *moved[:3], seconds, moved.inside, verb.among))
 
     def explain(self, mains: list[SimTask]) -> str:
         lines = [

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +24,7 @@ from gossamer.core.verbs import (
     receive_order,
 )
 
-OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 # Types that both gloo and NCCL add up; gloo also takes bool, but leaves values in it that are not booleans.
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -48,6 +49,19 @@ class Connection(Protocol):
 
     def hang_up(self, patience: float) -> None:
         """Close it, while no request is under way; peers that wait for this rank fail. Sends get `patience` seconds."""
+
+
+def all_reduce(group: Any, tensor: Tensor, op: ReduceOp, timeout: timedelta | None = None) -> Tensor:
+    """Reduce a tensor in place, over a backend's own group."""
+    flat = tensor.contiguous()
+    options = dist.AllreduceOptions()
+    options.reduceOp = _OPS[op]
+    if timeout is not None:
+        options.timeout = timeout
+    group.allreduce([flat], options).wait()
+    if flat is not tensor:
+        tensor.copy_(flat)
+    return tensor
 
 
 def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:

@@ -18,12 +18,10 @@ from gossamer.core.verbs import (
     AllToAll,
     Among,
     Compute,
-    Handle,
     Join,
     LazyWire,
     Now,
     OptimizerStep,
-    Program,
     Receive,
     Regroup,
     Send,
@@ -34,7 +32,7 @@ from gossamer.core.verbs import (
     Verb,
     WaitQuorum,
 )
-from gossamer.costs.crossing import Traffic, traffic
+from gossamer.costs.crossing import traffic
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, poll
 from gossamer.fabrics.torch.comm_thread import Task
