@@ -31,6 +31,10 @@ from gossamer.core.verbs import (
 from gossamer.fabrics.liveness.seats import BEAT, LOOK
 from gossamer.fabrics.sim import SimHandle, SimTask, Simulation
 
+NOBODY_HAS_THE_MODEL = (
+    "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there "
+    "is one"
+)
 COMM = AllReduce | AllGather | AllToAll
 
 
@@ -300,8 +304,8 @@ class SimMembers:
         elif self._at_work():
             self._call(clock)
         else:
-            all_lost = not any(how == "ended" for _, how in self._now.gone.values())
-            self._turn_away(seat, clock, _nobody_has_the_model() if all_lost else None)
+            has_ended = any(how == "ended" for _, how in self._now.gone.values())
+            self._turn_away(seat, clock, None if has_ended else PeerError(NOBODY_HAS_THE_MODEL))
 
     def _call(self, clock: float) -> None:
         """Call those at work: the ones that wait for a quorum notice at once, the others at the end of a step."""
@@ -389,17 +393,6 @@ def _those(gone: dict[int, tuple[float, str]], how: tuple[str, ...]) -> tuple[in
 
 def _over() -> Program[None]:
     """A program that has ended."""
-    program = _nothing()
+    program: Program[None] = (verb for verb in ())
     next(program, None)
     return program
-
-
-def _nothing() -> Program[None]:
-    yield from ()
-
-
-def _nobody_has_the_model() -> PeerError:
-    return PeerError(
-        "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a "
-        "checkpoint if there is one"
-    )
