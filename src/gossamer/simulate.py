@@ -110,9 +110,8 @@ def costs_on(
     >>> [*costs.links.pieces], len(costs.links.pieces["w"])
     (['w'], 3)
     """
-    programs = Programs(
-        Recipe.of(recipe).bound(dict(model.shapes)), model.shapes, cluster.size, cluster, work or work_of(cluster)
-    )
+    parsed = Recipe.of(recipe).bound(dict(model.shapes))
+    programs = Programs(parsed, model.shapes, cluster, work or work_of(cluster))
     pieces = dict[str, list[float]]()
     for i, bucket in enumerate(programs.buckets):
         seconds, inside = list[float](), 0.0

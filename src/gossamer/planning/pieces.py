@@ -48,16 +48,16 @@ class Piece(NamedTuple):
 
 
 class Programs:
-    """The programs of a recipe on a model, for rank 0 of a world of `size` ranks, cut into pieces.
+    """The programs of a recipe on a model, for rank 0 of a cluster, cut into pieces.
 
-    `sharing` such worlds share each node's card: the shards of a model, of which each rank has one.
+    With `sharing`, the cluster's ranks form so many worlds that share each node's card: the shards of a model, of which each rank
+    has one.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         shapes: Mapping[str, tuple[int, ...]],
-        size: int,
         cluster: Cluster,
         work: WorkSource,
         *,
@@ -65,9 +65,9 @@ class Programs:
         momenta: int = 1,
     ) -> None:
         parameters = {n: torch.empty(s, device="meta", dtype=torch.float32) for n, s in shapes.items()}
-        self.size, self.cluster, self.work, self.sharing, self.momenta = size, cluster, work, sharing, momenta
-        self.recipe = recipe
-        self.buckets = build(recipe, params_of(parameters), dict.fromkeys(parameters, 0), size)
+        self.recipe, self.cluster, self.work, self.sharing, self.momenta = recipe, cluster, work, sharing, momenta
+        self.size = cluster.size // sharing
+        self.buckets = build(recipe, params_of(parameters), dict.fromkeys(parameters, 0), self.size)
         self.estimated = False  # bytes of wires whose length depends on the data
         mixer = recipe.schedule.shape.mixer
         self._begins = mixer is not None and mixer.begins

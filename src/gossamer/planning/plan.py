@@ -100,10 +100,9 @@ class Prepared:
 
 def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
-    size = cluster.size // shards
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
-    programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
-    parsed.fits(Binding(_checked(size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
+    programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
+    parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
     timed = TimedSteps(programs)
     return Prepared(
         [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
@@ -112,7 +111,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         programs,
         timed.copies,
         timed.overlaps,
-        simulated_ranks(parsed, size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
+        simulated_ranks(parsed, programs.size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
     )
 
 

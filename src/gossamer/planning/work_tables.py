@@ -50,7 +50,7 @@ def _longest(recipe: Recipe, size: int) -> Planned:
     """The program of a recipe's longest bucket."""
     seen = _Seen()
     bound = recipe.bound(BUCKET)
-    TimedSteps(Programs(bound, BUCKET, size, from_flags(nodes=size), seen))
+    TimedSteps(Programs(bound, BUCKET, from_flags(nodes=size), seen))
     return max(seen.programs, key=lambda program: program.layout.numel)
 
 
