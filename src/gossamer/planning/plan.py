@@ -319,6 +319,7 @@ class _Planner:
             return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
+        at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
         least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
         curves = self.curves and not prepared.simulated  # a simulation takes seconds
         pays, busy = self._curves(prepared) if curves else ({}, {})
@@ -332,7 +333,7 @@ class _Planner:
             busy_at=busy,
             rounds=_rounds(prepared, found, cluster),
             memory=prepared.memory,
-            latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
+            latency=max(found.step - prepared.seconds(at_once).step, 0.0),
             estimated=prepared.programs.estimated,
             work=self.work.name,
             simulated=prepared.simulated,
@@ -361,10 +362,6 @@ def _too_large(needed: float, memory: float) -> str:
         f"it does not fit: parameters, gradients, momenta and what the recipe keeps are {say_size(needed)} of a rank, besides "
         f"activations, and a rank may use {say_size(memory)}"
     )
-
-
-def _without_latency(cluster: Cluster) -> Cluster:
-    return replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
 
 
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:

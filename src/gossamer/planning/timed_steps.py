@@ -96,7 +96,7 @@ def _busy_after_update(step: Step, seconds: float) -> Step:
 
 def cycle(steps: Sequence[Step], period: int) -> int:
     """The fewest steps, in whole periods of the schedule, after which the same actions repeat, once they do; else all."""
-    said = [_signature(step) for step in steps]
+    said = [tuple(map(_without_number, step)) for step in steps]
     late = said[len(said) // 2 :]  # in the first rounds nothing is in flight yet
     for length in range(period, len(late) // 2 + 1, period):
         if all(a == b for a, b in zip(late, late[length:])):
@@ -104,12 +104,8 @@ def cycle(steps: Sequence[Step], period: int) -> int:
     return len(said)
 
 
-def _signature(step: Step) -> tuple[object, ...]:
-    """What a step does, without the numbers of its programs."""
-    return tuple(_without_number(action) for action in step)
-
-
 def _without_number(action: Action) -> tuple[str | int | tuple[Piece, ...], ...] | Action:
+    """What an action does, without the numbers of its programs."""
     match action:
         case StartProgram(_, lane, pieces):  # tickets are numbered too
             return "start", lane, tuple(p._replace(opens=p.opens[:1], needs=p.needs[:1]) for p in pieces)

@@ -165,8 +165,10 @@ class WaitMonitor:
             self._moved, self._moves = now, moves
         if why := doomed(statuses):
             return why
-        silent = [r for r in pulse.store.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
-        if silent:
+        alive_at = {r: max(self.began, changed) for r, (_, changed) in heard.items()}
+        left = {r for r, status in statuses.items() if status.state == "left"}
+        others = [r for r in pulse.store.others if r not in left]
+        if silent := [r for r in others if now - alive_at.get(r, self.began) >= self.deadline]:
             return f"no heartbeat from {ranks(silent)} for {self.deadline:g} seconds"
         return f"no rank has made progress for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
 
@@ -177,12 +179,6 @@ class WaitMonitor:
         """Ranks that work elsewhere and have posted a status recently."""
         late = time.monotonic() - self.deadline / 2
         return [r for r, (word, changed) in self.pulse.heard.items() if word.state == "works" and changed > late]
-
-    def _alive_at(self, rank: int) -> float:
-        return max(self.began, self.pulse.heard[rank][1]) if rank in self.pulse.heard else self.began
-
-    def _has_left(self, rank: int) -> bool:
-        return rank in self.pulse.heard and self.pulse.heard[rank][0].state == "left"
 
 
 def ranks(numbers: list[int]) -> str:

@@ -102,13 +102,9 @@ class Notice:
             with taken_as_notice(self):
                 yield
         finally:
-            self._let_others_go()
-
-    def _let_others_go(self) -> None:
-        """Say a step, so that nobody waits for a rank whose loop has ended; where the store is gone nobody waits."""
-        if self._store.size > 1 and self._own is None:
-            with suppress(RuntimeError):
-                self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))
+            if self._store.size > 1 and self._own is None:  # say a step: nobody is to wait for a loop that has ended
+                with suppress(RuntimeError):  # where the store is gone nobody waits
+                    self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))
 
 
 @final

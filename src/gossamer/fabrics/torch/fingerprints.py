@@ -144,7 +144,8 @@ def explain(
             "again from a checkpoint. If a rank was only slow, give more time: attach(deadline=...)."
         )
     if busy := [r for r in silent if r in alive]:
-        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and busy elsewhere.")
+        are = "is" if len(busy) == 1 else "are"
+        lines.append(f"{ranks(busy).capitalize()} {are} alive, and busy elsewhere.")
     if gone := [r for r in left if r not in others]:
         has = "has" if len(gone) == 1 else "have"
         lines.append(
@@ -156,10 +157,6 @@ def explain(
             f"Rank {other} is at {'the same position' if same else position}.{_differing(rank, mine, other, position)}"
         )
     return " ".join(lines)
-
-
-def _is(numbers: list[int]) -> str:
-    return "is" if len(numbers) == 1 else "are"
 
 
 def _differing(rank: int, mine: CollectiveFingerprint, other: int, theirs: CollectiveFingerprint) -> str:
