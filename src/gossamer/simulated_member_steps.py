@@ -58,6 +58,7 @@ class Training(Protocol):
 
     def leaves(self, rank: int, worker: Worker, clock: float) -> bool:
         """True if a rank ends its process now, with its round, as it said before."""
+        ...
 
 
 class _Residuals:

@@ -37,6 +37,7 @@ class WorkSource(Protocol):
 
     def of(self, program: "Planned", size: int, verbs: Sequence[Verb]) -> list[Work]:
         """The work before each request, and one more after the last."""
+        ...
 
 
 States = tuple[State, State]  # of a memory, and of an exchange; a mixer has the first
