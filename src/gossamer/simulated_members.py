@@ -48,9 +48,7 @@ class MembersRun:
     """A run with all changes of its members. Dropped steps are not counted in losses, and with their time and bytes in all else."""
 
     ledger: Ledger
-    replicas: dict[int, Replica] = field(
-        default_factory=dict[int, Replica]
-    )  # by rank, of those that are there in the end
+    replicas: dict[int, Replica] = field(default_factory=dict[int, Replica])  # by rank, of those there in the end
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list[float])  # of each step, the mean over the ranks that made it
     moments: list[float] = field(default_factory=list[float])  # when the first of them ended it

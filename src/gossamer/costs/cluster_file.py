@@ -67,9 +67,8 @@ FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": text_as(quantities.seconds),
     "checkpoint": text_as(quantities.seconds),
 }
-LAWS: dict[
-    str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]
-] = {  # and the fields that each takes, the first always
+# Laws of computing, and the fields that each takes, the first always.
+LAWS: dict[str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]] = {
     "constant": (Constant, ()),
     "exponential": (ShiftedExponential, ("tail",)),
     "lognormal": (Lognormal, ("sigma",)),

@@ -13,10 +13,8 @@ from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource, beyond
 from gossamer.recipe import Recipe
 
-BUCKET = {
-    "first": (1500, 1000),
-    "last": (10, 10),
-}  # one bucket of 6 MB, as most are; some recipes send the last layer apart
+# One bucket of 6 MB, as most are; some recipes send the last layer apart.
+BUCKET = {"first": (1500, 1000), "last": (10, 10)}
 
 
 @dataclass

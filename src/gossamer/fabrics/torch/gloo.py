@@ -57,9 +57,8 @@ class Gloo:
         self._new = new or kept()
         self._outbox = PendingSends()
         self._own = deque[Tensor]()  # sent by this rank to itself
-        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
-            deque
-        )  # by source: receives under way, and their buffers
+        # Receives under way, and their buffers, by source.
+        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](deque)
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
