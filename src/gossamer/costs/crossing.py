@@ -5,7 +5,7 @@ All ranks make the same request. What one node sends is what its ranks send to o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2
+from math import ceil, log2
 from typing import NamedTuple
 
 from gossamer.core.groups import members, place
@@ -85,17 +85,14 @@ class Crossing:
 
     def link_seconds(self, cluster: Cluster) -> float:
         """Seconds of the bytes, on the slower of the card and the links within the node."""
-        card = (
-            0.0 if cluster.rate == inf else self.card / (cluster.rate * cluster.payload * cluster.reaches(self.pattern))
-        )
-        within = 0.0 if cluster.inside == inf else self.inside / cluster.inside
-        return max(card, within)
+        card = self.card / (cluster.rate * cluster.payload * cluster.reaches(self.pattern))
+        return max(card, self.inside / cluster.inside)
 
     def flow(self, cluster: Cluster) -> Flow:
         """What it takes of the card and of the links within the node while its bytes travel; full links are 1."""
         alone = self.link_seconds(cluster)
-        card = 0.0 if cluster.rate == inf or not alone else self.card / (cluster.rate * cluster.payload) / alone
-        within = 0.0 if cluster.inside == inf or not alone else self.inside / cluster.inside / alone
+        card = self.card / (cluster.rate * cluster.payload) / alone if alone else 0.0
+        within = self.inside / cluster.inside / alone if alone else 0.0
         most = max(card, within, TINY)
         return Flow(most, {"card": card / most, "inside": within / most})
 
