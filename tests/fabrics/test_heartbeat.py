@@ -168,6 +168,7 @@ BAD = ("", "{", "[1]", "null", '[1, "sleeps", {}, 0]', '[1, "left", {"comm": "x"
         ("fabric/pulse/1", rank_statuses),
         ("fabric/check/3/1", lambda store: read_all(store, "check/3", {1: store.read(["check/3/1"])[0]})),
         ("fabric/round/1", lambda store: Tickets(store).holders("round", 1)),
+        ("fabric/notice/1", lambda store: store.numbers(["notice/1"])),
     ],
 )
 def test_what_no_rank_writes_is_an_error_that_names_the_key(
