@@ -42,7 +42,7 @@ from gossamer.fabrics.torch.gloo import Gloo
 from gossamer.fabrics.torch.group import RankGroup
 from gossamer.fabrics.torch.last_collective import LastCollective
 from gossamer.fabrics.torch.rendezvous import Meet
-from gossamer.fabrics.torch.tickets import Quorum
+from gossamer.fabrics.torch.tickets import QuorumWait
 from gossamer.fabrics.torch.timers import request_timer_of
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class NetworkDriver:
 
         There is no deadline here: a quorum may take as long as a step; the thread that joins the program has one.
         """
-        quorum = Quorum(group.tickets, verb)
+        quorum = QuorumWait(group.tickets, verb)
         group.tickets.sweep()
         self._poll(quorum.is_met, halt)
         if quorum.holders is None:

@@ -75,7 +75,7 @@ class Tickets:
         return [self._store.place + name for name in dict.fromkeys([*self._done, *self._read, *self._claimed])]
 
 
-class Quorum:
+class QuorumWait:
     """A rank's wait for tickets."""
 
     def __init__(self, tickets: Tickets, verb: WaitQuorum) -> None:
