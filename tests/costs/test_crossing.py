@@ -58,7 +58,8 @@ def test_a_group_within_a_node_uses_no_card() -> None:
     inside = crossing_of(AllReduce(wire(B), among=(0, 1, 2, 3)), 0, here, 8)
     assert (inside.card, inside.between) == (0, 0)
     first = crossing_of(AllReduce(wire(B), among=(0, 4)), 0, here, 8)
-    assert first.card == B and first.between > 0
+    assert first.card == B
+    assert first.between > 0
 
 
 def test_shards_share_a_card() -> None:

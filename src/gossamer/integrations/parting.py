@@ -11,8 +11,8 @@ from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Elastic, Share
 from gossamer.core.verbs import MembersChanged, Program, all_reduce
 from gossamer.fabrics.liveness.departure import Departure
-from gossamer.fabrics.liveness.notice import OwnNotice
 from gossamer.fabrics.liveness.members import Members
+from gossamer.fabrics.liveness.notice import OwnNotice
 from gossamer.integrations.handshake import tell
 from gossamer.kernels.finite import all_finite
 
