@@ -46,7 +46,7 @@ MUTATIONS = (
     Mutation("memory: rates the wrong way round", "memories/error_feedback.py", "self.decay * units.now / units.before", "self.decay * units.before / units.now", "tests/memories/test_error_feedback.py::test_in_units_of_the_update_it_is_the_form_of_the_theory"),
     Mutation("memory: the common gradient runs ahead", "memories/learning.py", "torch.add(common, mean, alpha=rate", "torch.add(common, mean, alpha=1.0", "tests/memories/test_diana.py::test_the_common_gradient_is_the_mean_of_the_learned_ones_at_every_step"),
     # who carries it
-    Mutation("fabric: what is sent last is read first", "fabrics/sim.py", "arrival, wire = self.mail[route].popleft()", "arrival, wire = self.mail[route].pop()", "tests/fabrics/test_sim.py::test_messages_of_one_pair_arrive_in_the_order_of_sending"),
+    Mutation("fabric: what is sent last is read first", "fabrics/sim_mail.py", "arrival, wire = self._wires[route].popleft()", "arrival, wire = self._wires[route].pop()", "tests/fabrics/test_sim.py::test_messages_of_one_pair_arrive_in_the_order_of_sending"),
     Mutation("fabric: a gather among one more", "costs/crossing.py", "_ring(wire.numel(), (count - 1) * wire.numel()", "_ring(wire.numel(), count * wire.numel()", "tests/exchanges/test_averages.py::test_gathered_bytes_grow_with_the_world"),
     # what a file holds
     Mutation("checkpoint: a sum where the mean is kept", "checkpoints/state.py", '(total / len(own) if policy == "mean" else total)', "total", f"{NEW_RUN}::test_a_new_world_keeps_the_mean_residual_and_everything_owed"),

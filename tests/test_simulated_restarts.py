@@ -70,7 +70,7 @@ def test_a_rank_that_is_lost_and_comes_back_changes_nothing_but_the_time(recipe:
 def test_without_events_only_saving_takes_time() -> None:
     plain = train_undisturbed(replicas("qsgd", net, sgd, 4), pull, STEPS, costs_on(CLUSTER, "qsgd", MODEL, NoWork()))
     saved = run("qsgd")
-    assert (saved.restarts, saved.steps_again) == ([], 0)
+    assert saved.restarts == []
     assert saved.seconds == pytest.approx(plain.seconds + 2 * RESTARTS.saving)
     assert len(saved.moments) == STEPS == len(saved.losses)
 

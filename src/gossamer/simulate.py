@@ -3,7 +3,7 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heapify, heapreplace
@@ -23,32 +23,15 @@ from gossamer.planning import bytes_per_step
 from gossamer.planning.events import AverageRequest
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Programs
-from gossamer.planning.plan import work_of
 from gossamer.planning.work import WorkSource
+from gossamer.planning.work_tables import work_of
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker, params_of
-from gossamer.simulated_bodies import StepTurns, stay_equal
+from gossamer.simulated_bodies import Replica, replicas, replicas_of_one_body
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
 Seconds = Callable[[int, int], float]  # (rank, step): the seconds of computing in a step, on the virtual clock
 GoesOn = Callable[[int, float], bool]  # (step, virtual clock): True if a rank makes this step
 Listen = Callable[[int, Program[None]], Program[None]]  # (rank, its program): the program wrapped by a listener
-
-
-@dataclass
-class Replica:
-    """One virtual rank: its model, optimizer, worker and recorded results."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    worker: Worker
-    losses: list[float] = field(default_factory=list)
-    clock: float = 0.0
-    turns: StepTurns = field(default_factory=StepTurns)  # who steps the optimizer, if ranks share it
-
-    def flat(self) -> Tensor:
-        """All parameters as one flat tensor."""
-        return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
 
 
 @dataclass
@@ -68,81 +51,6 @@ class Trained:
         return [*begins[each::each], self.replicas[0].clock][:steps]
 
 
-def replicas(
-    recipe: "str | Recipe",
-    model: Callable[[], nn.Module],
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    size: int,
-    seed: int = 0,
-) -> list[Replica]:
-    """Make virtual ranks that start from the same parameters."""
-    return _of_their_own(Recipe.of(recipe), model(), model, optimizer, size, seed)
-
-
-def replicas_of_one_body(
-    recipe: "str | Recipe",
-    model: Callable[[], nn.Module],
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    size: int,
-    seed: int = 0,
-) -> list[Replica]:
-    """As `replicas`, to the bit; but ranks that the recipe keeps equal share one model and one optimizer.
-
-    Then N ranks take the memory of one model, and of N gradients while they travel; and one optimizer step is that of all.
-    Who changes the model or the optimizer of one rank changes those of all. Ranks that differ have bodies of their own.
-
-    >>> def linear(): return nn.Linear(2, 1)
-    >>> def sgd(model): return torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> [len({id(r.model) for r in replicas_of_one_body(recipe, linear, sgd, 4)}) for recipe in ("qsgd", "local_sgd(8)")]
-    [1, 4]
-    """
-    parsed, first = Recipe.of(recipe), model()
-    if not stay_equal(parsed, first):
-        return _of_their_own(parsed, first, model, optimizer, size, seed)
-    for _ in range(size):  # as `replicas` does, which leaves torch's generator as it is here
-        model()
-    body, turns = (first, optimizer(first)), StepTurns(size)
-    return _around([body] * size, parsed, seed, lambda: turns, size)
-
-
-def _of_their_own(
-    recipe: Recipe,
-    first: nn.Module,
-    model: Callable[[], nn.Module],
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-    size: int,
-    seed: int,
-) -> list[Replica]:
-    """Ranks with bodies of their own, all equal to the first model."""
-
-    def bodies() -> Iterator[tuple[nn.Module, torch.optim.Optimizer]]:
-        start = first.state_dict()
-        for _ in range(size):
-            mine = model()
-            mine.load_state_dict(start)
-            yield mine, optimizer(mine)
-
-    return _around(bodies(), recipe, seed, StepTurns, size)
-
-
-def _around(
-    bodies: Iterable[tuple[nn.Module, torch.optim.Optimizer]],
-    recipe: Recipe,
-    seed: int,
-    turns: Callable[[], StepTurns],
-    size: int,
-) -> list[Replica]:
-    """The rank of each model and optimizer."""
-    out = list[Replica]()
-    for rank, (model, optimizer) in enumerate(bodies):
-        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        worker = Worker(recipe, params_of(named), optimizer, rank, size, seed)
-        out.append(Replica(model, optimizer, worker, turns=turns()))
-        for bucket, first in zip(worker.buckets, out[0].worker.buckets, strict=True):
-            bucket.layout = first.layout  # with its chunks, of which each of N ranks would keep N
-    return out
-
-
 @dataclass(frozen=True)
 class ClusterCosts:
     """What a step takes on a cluster: its links, the processor's work of each program, and the model's forward, backward and
@@ -159,7 +67,11 @@ class ClusterCosts:
         alone = passes * (model.forward + model.backward) + averages * model.forward + model.optimizer
         return alone * self._slowdown(rank, step)
 
-    def arrives(self, rank: int, step: int, bucket: int) -> float:
+    def backward(self, rank: int, step: int, bucket: int) -> Program[None]:
+        """Pass the seconds of the backward pass until a bucket's gradients are there; they were computed with the loss."""
+        yield Compute(lambda: None, "backward", self._arrives(rank, step, bucket))
+
+    def _arrives(self, rank: int, step: int, bucket: int) -> float:
         """Seconds of the backward pass from the gradients of the bucket before to those of this one."""
         last, earlier = len(self.model.buckets) - 1, 0.0 if bucket == 0 else self.model.arrival(bucket - 1)
         until = 1.0 if bucket == last else self.model.arrival(bucket)
@@ -198,9 +110,8 @@ def costs_on(
     >>> [*costs.links.pieces], len(costs.links.pieces["w"])
     (['w'], 3)
     """
-    programs = Programs(
-        Recipe.of(recipe).bound(dict(model.shapes)), model.shapes, cluster.size, cluster, work or work_of(cluster)
-    )
+    parsed = Recipe.of(recipe).bound(dict(model.shapes))
+    programs = Programs(parsed, model.shapes, cluster, work or work_of(cluster))
     pieces = dict[str, list[float]]()
     for i, bucket in enumerate(programs.buckets):
         seconds, inside = list[float](), 0.0
@@ -234,18 +145,21 @@ def train(
     >>> round(run.replicas[0].model(torch.ones(1, 2)).item(), 3)
     0.5
     """
-    costs, links = (network.of_a_run(), None) if isinstance(network, ClusterCosts) else (None, network)
-    if costs is not None:
-        costs.require(len(ranks))
-    if costs is not None and costs.links.events.events.changes_ranks:
-        raise CostError(
-            "some ranks are to be lost, leave or come: give the events to gossamer.simulated_restarts.train"
-        )
+    if isinstance(network, ClusterCosts):
+        network.require(len(ranks))
+        if network.links.events.events.changes_ranks:
+            raise CostError(
+                "some ranks are to be lost, leave or come: give the events to gossamer.simulated_restarts.train"
+            )
+        costs = network.of_a_run()
+        links = costs.links
+    else:
+        costs, links = seconds, network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
-    programs = [listen(r.worker.rank, program(r, backward, steps, costs or seconds)) for r in ranks]
-    outcome = simulate(programs, links if costs is None else costs.links, ledger)
+    programs = [listen(r.worker.rank, program(r, backward, steps, costs)) for r in ranks]
+    outcome = simulate(programs, links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
         replica.clock = clock
     return Trained(list(ranks), ledger, outcome.spans)
@@ -318,7 +232,7 @@ def program(
 
     def arrive(bucket: int) -> Program[None]:
         if isinstance(costs, ClusterCosts):
-            yield Compute(_nothing, "backward", costs.arrives(worker.rank, worker.step, bucket))
+            yield from costs.backward(worker.rank, worker.step, bucket)
 
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
@@ -349,10 +263,6 @@ def program(
         worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
-
-
-def _nothing() -> None:
-    """The gradients were computed with the loss; only their seconds come one after the other."""
 
 
 def _computed(replica: Replica, backward: Backward, averages: bool) -> tuple[float, list[Tensor]]:

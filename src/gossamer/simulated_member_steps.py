@@ -22,7 +22,8 @@ from gossamer.integrations.handover import Untrained
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker
-from gossamer.simulate import ClusterCosts, Replica, compute_gradients, descend
+from gossamer.simulate import ClusterCosts, compute_gradients, descend
+from gossamer.simulated_bodies import Replica
 
 MemberBackward = Callable[[nn.Module, Present, int], float]  # (model, who is there, step): as `simulate.Backward`
 
@@ -45,19 +46,15 @@ class Training(Protocol):
 
     def begins(self, rank: int, step: int, clock: float) -> None:
         """Note that a rank begins a step."""
-        ...
 
     def made(self, rank: int, step: int, clock: float, loss: float) -> None:
         """Note a step that counts."""
-        ...
 
     def dropped(self, seconds: float) -> None:
         """Note a gradient that was dropped, and how long it took."""
-        ...
 
     def went_on(self, step: int, began: float, clock: float) -> None:
         """Note that a rank has met the others, from when it noticed until it goes on."""
-        ...
 
     def leaves(self, rank: int, worker: Worker, clock: float) -> bool:
         """True if a rank ends its process now, with its round, as it said before."""
@@ -161,7 +158,7 @@ class MemberSteps:
     def _send(self) -> Program[None]:
         costs, worker = self._training.crew.costs, self.worker
         for i, flat in enumerate([bucket.gradients() for bucket in worker.buckets]):
-            yield Compute(_computed, "backward", costs.arrives(self._rank, worker.step, i))
+            yield from costs.backward(self._rank, worker.step, i)
             yield from worker.ready(i, flat)
 
     def _drop(self, began: float) -> Program[None]:
@@ -260,7 +257,3 @@ class MemberSteps:
             yield from self._regrouping.meet()
         finally:
             self._meets = False
-
-
-def _computed() -> None:
-    """The gradients were computed with the loss; only their seconds come one after the other."""

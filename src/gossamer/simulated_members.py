@@ -7,11 +7,10 @@ training loop, which hooks make there.
 
 from collections import Counter
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,8 +23,8 @@ from gossamer.fabrics.sim import TimeSpan, simulate
 from gossamer.fabrics.sim_members import MembersMet, MemberTimes, SimMembers
 from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker, params_of
-from gossamer.simulate import Replica
+from gossamer.runtime import Worker
+from gossamer.simulated_bodies import Replica, ReplicaMaker
 from gossamer.simulated_member_steps import MemberBackward, MemberCrew, MemberSteps
 
 
@@ -49,9 +48,7 @@ class MembersRun:
     """A run with all changes of its members. Dropped steps are not counted in losses, and with their time and bytes in all else."""
 
     ledger: Ledger
-    replicas: dict[int, Replica] = field(
-        default_factory=dict[int, Replica]
-    )  # by rank, of those that are there in the end
+    replicas: dict[int, Replica] = field(default_factory=dict[int, Replica])  # by rank, of those there in the end
     seconds: float = 0.0
     losses: list[float] = field(default_factory=list[float])  # of each step, the mean over the ranks that made it
     moments: list[float] = field(default_factory=list[float])  # when the first of them ended it
@@ -74,21 +71,7 @@ def starting(
     seed: int = 0,
 ) -> Callable[[int], Replica]:
     """Return what makes the replica of a process that has just started, one of up to `most`: all with the same parameters."""
-    parsed, first = Recipe.of(recipe), model()
-    begin, layouts = deepcopy(first.state_dict()), list[Any]()
-
-    def start(rank: int) -> Replica:
-        mine = model()
-        mine.load_state_dict(begin)
-        held = optimizer(mine)
-        named = {n: p for n, p in mine.named_parameters() if p.requires_grad}
-        worker = Worker(parsed, params_of(named), held, rank, most, seed)
-        layouts.extend(bucket.layout for bucket in worker.buckets[len(layouts) :])
-        for bucket, layout in zip(worker.buckets, layouts, strict=True):
-            bucket.layout = layout  # with its chunks, of which each of N ranks would keep N
-        return Replica(mine, held, worker)
-
-    return start
+    return ReplicaMaker(recipe, model, optimizer, most, seed).of_its_own
 
 
 def train(

@@ -17,7 +17,8 @@ from gossamer.core.errors import CostError
 from gossamer.costs.events import EventClock, Events
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import SimResult, TimeSpan, simulate
-from gossamer.simulate import Backward, ClusterCosts, Replica, Trained, program
+from gossamer.simulate import Backward, ClusterCosts, Trained, program
+from gossamer.simulated_bodies import Replica
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,6 @@ class RestartedRun:
     gradients: int = 0  # steps that count, summed over ranks
     restarts: list[Restart] = field(default_factory=list[Restart])
     spans: list[TimeSpan] = field(default_factory=list[TimeSpan])  # time lines; see `fabrics.sim`
-
-    @property
-    def steps_again(self) -> int:
-        return sum(restart.again for restart in self.restarts)
 
 
 def train(

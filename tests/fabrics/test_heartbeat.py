@@ -1,6 +1,5 @@
 """Alive or dead: who works is waited for, who is silent, has left or stands still with all others is not."""
 
-import json
 import os
 import signal
 import time
@@ -20,7 +19,7 @@ from gossamer.core.errors import PeerError
 from gossamer.fabrics.liveness.heartbeat import RankStatus, rank_statuses
 from gossamer.fabrics.liveness.store import LONGEST, SharedStore
 from gossamer.fabrics.torch.fabric import TorchFabric
-from gossamer.fabrics.torch.fingerprints import CollectiveFingerprint
+from gossamer.fabrics.torch.fingerprints import CollectiveFingerprint, read_all
 from gossamer.fabrics.torch.tickets import Tickets
 
 DEADLINE = 1.5
@@ -167,11 +166,9 @@ BAD = ("", "{", "[1]", "null", '[1, "sleeps", {}, 0]', '[1, "left", {"comm": "x"
     ("key", "read"),
     [
         ("fabric/pulse/1", rank_statuses),
-        (
-            "fabric/check/3/1",
-            lambda store: CollectiveFingerprint.read(store, "check/3/1", store.read(["check/3/1"])[0]),
-        ),
+        ("fabric/check/3/1", lambda store: read_all(store, "check/3", {1: store.read(["check/3/1"])[0]})),
         ("fabric/round/1", lambda store: Tickets(store).holders("round", 1)),
+        ("fabric/notice/1", lambda store: store.numbers(["notice/1"])),
     ],
 )
 def test_what_no_rank_writes_is_an_error_that_names_the_key(
@@ -198,4 +195,4 @@ def test_what_ranks_do_write_is_read() -> None:
     store.raise_flag("pulse/2", said.write())
     assert rank_statuses(store) == {2: said}
     place = CollectiveFingerprint(1, "head", 2, "AllToAll", [1, 2, 3], [4, 5, 6], "late")
-    assert CollectiveFingerprint.read(store, "check/1/1", json.dumps(place)) == place
+    assert read_all(store, "check/1", {1: place.write()}) == {1: place}

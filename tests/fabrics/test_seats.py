@@ -367,4 +367,4 @@ def test_what_no_member_writes_is_refused() -> None:
             places.beats()
     for text in ("{}", "[1]", '{"least": -1, "most": 2, "per_node": 1, "version": "0"}'):
         with pytest.raises(PeerError, match="holds a value that gossamer does not write"):
-            Terms.read(store, text)
+            store.parsed("terms", text, Terms.of)

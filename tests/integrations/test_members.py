@@ -105,7 +105,7 @@ def come_late(comm: Any) -> None:
         layer.forward = forward
         learner = comm.worker.live["learner"]
         wait_for(lambda: learner._closing.latest.number == UNCOMPARED and learner._closing.latest.closed)
-        wait_for(lambda: comm.fabric._lanes["quorum"].broken)
+        wait_for(lambda: comm.fabric.session.lanes["quorum"].thread.broken)
         return forward(x)
 
     layer.forward = waiting

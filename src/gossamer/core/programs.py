@@ -50,3 +50,8 @@ def through(program: Program[T], ask: Callable[[Verb], Program[Any]]) -> Program
             raise
         except BaseException as thrown:
             error = thrown
+
+
+def single(verb: Verb) -> Program[Any]:
+    """A program that makes one request, and returns the answer."""
+    return (yield verb)

@@ -67,9 +67,8 @@ FAILURES: dict[str, Callable[[Any], Any]] = {
     "restart": text_as(quantities.seconds),
     "checkpoint": text_as(quantities.seconds),
 }
-LAWS: dict[
-    str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]
-] = {  # and the fields that each takes, the first always
+# Laws of computing, and the fields that each takes, the first always.
+LAWS: dict[str, tuple[Callable[..., ComputingLaw], tuple[str, ...]]] = {
     "constant": (Constant, ()),
     "exponential": (ShiftedExponential, ("tail",)),
     "lognormal": (Lognormal, ("sigma",)),
@@ -155,26 +154,21 @@ class _ClusterReader(TomlReader):
         try:
             return Hosts(**fields)
         except CostError as error:
-            self.fail(str(error).split()[0], " ".join(str(error).split()[1:]), n)
+            field, _, wrong = str(error).partition(" ")
+            self.fail(field, wrong, n)
 
     def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
+        head = f'[work."{recipe}"'
         if not isinstance(table, dict):
-            self.fail(recipe, 'must be a table: [work."' + recipe + '"]')
+            self.fail(recipe, f"must be a table: {head}]")
+        fields = self.fields(table, WORK, n)
         try:
-            fields = self.fields(table, WORK, n)
             if missing := [name for name in ("bytes", "ranks", "seconds") if name not in fields]:
                 raise CostError(f"{missing[0]} is missing")
             return WorkTable(**fields)
         except CostError as error:
-            if str(error).startswith(str(self.path)):
-                raise
-            raise CostError(
-                f'{self.path}, {self._line(f"[work.{chr(34)}{recipe}")}[work."{recipe}"]: {error}'
-            ) from None
-
-    def _line(self, begins: str) -> str:
-        found = next((i for i, line in enumerate(self.lines, 1) if line.strip().startswith(begins)), 0)
-        return f"line {found}: " if found else ""
+            place = next((f"line {i}: " for i, line in enumerate(self.lines, 1) if line.strip().startswith(head)), "")
+            raise CostError(f"{self.path}, {place}{head}]: {error}") from None
 
     def _law(self, given: dict[str, Any]) -> ComputingLaw:
         """The law of computing; a trace lies beside this file unless its path is whole."""
@@ -193,7 +187,9 @@ class _ClusterReader(TomlReader):
             return make(**given)
         except CostError as error:
             field, _, wrong = str(error).partition(" ")
-            self.fail(*((field, wrong) if field in takes else ("trace", f"cannot be used: {error}")))
+            if field not in takes:
+                field, wrong = "trace", f"cannot be used: {error}"
+            self.fail(field, wrong)
 
 
 def write_cluster(cluster: Cluster) -> str:

@@ -5,7 +5,7 @@ All ranks make the same request. What one node sends is what its ranks send to o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, log2
+from math import ceil, log2
 from typing import NamedTuple
 
 from gossamer.core.groups import members, place
@@ -75,10 +75,6 @@ class Crossing:
     card: float = 0.0
     inside: float = 0.0  # the most that one rank sends within the node
 
-    @property
-    def crosses(self) -> bool:
-        return self.between > 0
-
     def times(self, factor: float) -> "Crossing":
         """The same with so many times the bytes."""
         return replace(self, sent=factor * self.sent, card=factor * self.card, inside=factor * self.inside)
@@ -89,17 +85,14 @@ class Crossing:
 
     def link_seconds(self, cluster: Cluster) -> float:
         """Seconds of the bytes, on the slower of the card and the links within the node."""
-        card = (
-            0.0 if cluster.rate == inf else self.card / (cluster.rate * cluster.payload * cluster.reaches(self.pattern))
-        )
-        within = 0.0 if cluster.inside == inf else self.inside / cluster.inside
-        return max(card, within)
+        card = self.card / (cluster.rate * cluster.payload * cluster.reaches(self.pattern))
+        return max(card, self.inside / cluster.inside)
 
     def flow(self, cluster: Cluster) -> Flow:
         """What it takes of the card and of the links within the node while its bytes travel; full links are 1."""
         alone = self.link_seconds(cluster)
-        card = 0.0 if cluster.rate == inf or not alone else self.card / (cluster.rate * cluster.payload) / alone
-        within = 0.0 if cluster.inside == inf or not alone else self.inside / cluster.inside / alone
+        card = self.card / (cluster.rate * cluster.payload) / alone if alone else 0.0
+        within = self.inside / cluster.inside / alone if alone else 0.0
         most = max(card, within, TINY)
         return Flow(most, {"card": card / most, "inside": within / most})
 
@@ -142,8 +135,8 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
             leaving = sum(ranks[(i + hop) % count] // per_node != rank // per_node for i in _places(ranks, mates))
             between, card = int(leaving > 0), leaving * verb.wire.numel()
         case Receive(_, length):
-            crosses = nodes > 1
-            messages, between, pattern, card = 1, int(crosses), "one", length if crosses else 0
+            leaves = nodes > 1
+            messages, between, pattern, card = 1, int(leaves), "one", length if leaves else 0
         case _:  # tickets: a store on one node, there and back
             return Crossing("one", 2, 2 if nodes > 1 else 0)
     within = moved.sent if nodes == 1 else moved.inside

@@ -180,16 +180,12 @@ class EventClock:
     def begin(self, rank: int, step: int, clock: float) -> None:
         """Note that a rank begins a step."""
         rank = self._whole(rank)
-        mine = (
-            event.begin
-            for event in (*self.events.slow, *self.events.links, *self.events.absences)
-            if event.rank == rank
-        )
-        anybody = (event.begin for event in self.events.arrivals)
-        for whose, begins in ((rank, mine), (ANYBODY, anybody)):
-            for begin in begins:
-                if begin.reached(step, clock):
-                    self._first.setdefault((whose, begin), (self._began[rank], clock))
+        own = (*self.events.slow, *self.events.links, *self.events.absences)
+        begins = [(rank, event.begin) for event in own if event.rank == rank]
+        begins += [(ANYBODY, event.begin) for event in self.events.arrivals]
+        for whose, begin in begins:
+            if begin.reached(step, clock):
+                self._first.setdefault((whose, begin), (self._began[rank], clock))
         self._began[rank] += 1
         self._latest[rank] = step
 

@@ -113,9 +113,7 @@ def say_rate(bytes_per_second: float) -> str:
     """
     if bytes_per_second == inf:
         return "no limit"
-    bits = 8 * bytes_per_second
-    unit, factor = next(((u, f) for u, f in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if bits >= 0.9995 * f), ("k", 1e3))
-    return f"{bits / factor:.3g} {unit}bit/s"
+    return _in_units(8 * bytes_per_second, ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3))
 
 
 def say_seconds(value: float) -> str:
@@ -124,8 +122,7 @@ def say_seconds(value: float) -> str:
     >>> say_seconds(0.0351), say_seconds(2.5), say_seconds(3e-5)
     ('35.1 ms', '2.5 s', '30 us')
     """
-    unit, factor = next(((u, f) for u, f in (("s", 1.0), ("ms", 1e-3)) if value >= 0.9995 * f), ("us", 1e-6))
-    return f"{value / factor:.3g} {unit}"
+    return _in_units(value, ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
 
 def say_size(value: float) -> str:
@@ -134,5 +131,10 @@ def say_size(value: float) -> str:
     >>> say_size(4.4e6), say_size(999)
     ('4.4 MB', '999 B')
     """
-    unit, factor = next(((u, f) for u, f in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if value >= 0.9995 * f), ("B", 1.0))
+    return _in_units(value, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
+
+
+def _in_units(value: float, *units: tuple[str, float]) -> str:
+    """A value in the largest unit that is not above it, or in the last."""
+    unit, factor = next(((unit, factor) for unit, factor in units if value >= 0.9995 * factor), units[-1])
     return f"{value / factor:.3g} {unit}"

@@ -133,16 +133,8 @@ def stretches(process: ProcessEvents) -> list[Stretch]:
 
 
 def _joined(one: Stretch, next: Stretch) -> Stretch:
-    return Stretch(
-        one.began,
-        next.ended,
-        one.after,
-        next.last,
-        one.steps + next.steps,
-        one.exchanges + next.exchanges,
-        one.waited + next.waited,
-        one.saved + next.saved,
-    )
+    summed = {name: getattr(one, name) + getattr(next, name) for name in ("steps", "exchanges", "waited", "saved")}
+    return one._replace(ended=next.ended, last=next.last, **summed)
 
 
 def typical(found: Iterable[Stretch], period: int) -> TypicalStep:

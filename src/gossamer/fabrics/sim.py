@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
-from typing import Any, Literal, NamedTuple, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
-from gossamer.core.groups import members, named, plain, refuse_group
+from gossamer.core.groups import members, plain, refuse_group
+from gossamer.core.programs import single
 from gossamer.core.verbs import (
     AllGather,
     AllReduce,
@@ -35,7 +34,6 @@ from gossamer.core.verbs import (
     Shared,
     Start,
     TakeTicket,
-    TicketHolders,
     Verb,
     WaitQuorum,
 )
@@ -44,6 +42,11 @@ from gossamer.costs.events import RequestTime
 from gossamer.fabrics.collectives import Collective, Refused, answers, describe, mismatch
 from gossamer.fabrics.ledger import Ledger, LedgerEntry
 from gossamer.fabrics.links import ClusterLinks, Network
+from gossamer.fabrics.sim_mail import SimMail
+from gossamer.fabrics.sim_tickets import SimTickets
+
+if TYPE_CHECKING:
+    from gossamer.fabrics.sim_members import SimMembers
 
 LINES = 16  # ranks whose time lines are kept
 
@@ -111,7 +114,7 @@ def simulate(
     ledger: Ledger | None = None,
     begin: float = 0.0,
     until: Callable[[], float] = lambda: inf,
-    attendance: "Attendance | None" = None,
+    attendance: "SimMembers | None" = None,
 ) -> SimResult:
     """Run one program per rank to the end, or until a moment of the virtual clock, which begins at `begin`.
 
@@ -128,23 +131,11 @@ def simulate(
     return simulation.run(programs, begin, until)
 
 
-class Attendance(Protocol):
-    """Who takes part in a simulation whose ranks may be lost and come."""
-
-    def opens(self, simulation: "Simulation") -> None:
-        """Called once, before the first program runs."""
-        ...
-
-    def hears(self, task: SimTask, verb: Verb) -> Verb | None:
-        """The request as the simulation is to answer it; None where it is answered already, or never."""
-        ...
-
-
 class Simulation:
     """The programs under way, by rank and comm thread, and the events that are to come."""
 
     def __init__(
-        self, size: int, network: Network | ClusterLinks, ledger: Ledger, attendance: Attendance | None = None
+        self, size: int, network: Network | ClusterLinks, ledger: Ledger, attendance: "SimMembers | None" = None
     ) -> None:
         self.size, self.network, self.ledger, self.attendance = size, network, ledger, attendance
         self.mains = list[SimTask]()  # the compute thread of each rank
@@ -153,13 +144,7 @@ class Simulation:
         self.queues: defaultdict[tuple[int, str], deque[SimTask]] = defaultdict(deque)
         self.busy: dict[tuple[int, str], SimTask] = {}
         self.meetings: defaultdict[tuple[str, Among], deque[dict[int, tuple[SimTask, Collective]]]] = defaultdict(deque)
-        self.mail: defaultdict[MessageRoute, deque[tuple[float, Tensor]]] = defaultdict(deque)
-        self.readers: dict[MessageRoute, tuple[SimTask, Receive]] = {}
-        self.link_free: defaultdict[int, float] = defaultdict(float)
-        self.tickets: defaultdict[_Counter, list[int]] = defaultdict(list)
-        self.drawn_at: defaultdict[_Counter, list[float]] = defaultdict(list)
-        self.closing: defaultdict[_Counter, list[tuple[WaitQuorum, SimTask]]] = defaultdict(list)
-        self.decided = dict[_Counter, tuple[int, float]]()  # number of tickets and time, for quorums with a fallback
+        self.mail, self.tickets = SimMail(self), SimTickets(self)
         self.spans = list[TimeSpan]()
         self.failures = list[Exception]()  # in the order of virtual time
 
@@ -233,6 +218,18 @@ class Simulation:
             self.busy[place] = task
             self.wake(task, max(task.clock, clock) + self.network.start)
 
+    def forget(self, rank: int, clock: float) -> None:
+        """A rank is lost: nothing of it runs or waits any more, and its time line ends."""
+        self.spans = [s._replace(end=max(s.begin, min(s.end, clock))) if s.rank == rank else s for s in self.spans]
+        for place in [place for place in (*self.busy, *self.queues) if place[0] == rank]:
+            self.busy.pop(place, None)
+            self.queues[place].clear()
+        for meetings in self.meetings.values():
+            for meeting in meetings:
+                meeting.pop(rank, None)
+        self.mail.forget(rank, clock)
+        self.tickets.forget(rank)
+
     def ask(self, task: SimTask, verb: Verb) -> None:
         heard = verb if self.attendance is None else self.attendance.hears(task, verb)
         if heard is not None:
@@ -255,22 +252,17 @@ class Simulation:
             case Join(handle):
                 self.join(task, handle)
             case AllReduce() | AllGather() | AllToAll() if task.lane == "compute":
-                self.join(task, self.start(task, _once(verb), task.handle.label, task.step, "comm"))
+                self.join(task, self.start(task, single(verb), task.handle.label, task.step, "comm"))
             case AllReduce() | AllGather() | AllToAll():
                 self.meet(task, verb)
             case Send():
-                self.send(task, verb)
+                self.mail.send(task, verb)
             case Receive():
-                self.receive(task, verb)
+                self.mail.receive(task, verb)
             case TakeTicket():
-                self.claim(task, verb)
-            case WaitQuorum(name, wanted, among, fallback):
-                counter = name, among
-                task.waits = f"ticket {wanted} of {name!r}{named(among)} ({len(self.tickets[counter])} drawn)"
-                self.closing[counter].append((verb, task))
-                for seconds, _ in fallback:
-                    self.at(task.clock + seconds, partial(self.close, counter, task.clock + seconds))
-                self.close(counter, task.clock)
+                self.tickets.take(task, verb)
+            case WaitQuorum():
+                self.tickets.wait(task, verb)
             case Regroup(failure):
                 self.wake(task, task.clock, error=failure)
             case OptimizerStep():
@@ -339,103 +331,10 @@ class Simulation:
         for task, answer in zip(tasks, found, strict=True):
             self.wake(task, began + seconds, answer)
 
-    def send(self, task: SimTask, verb: Send) -> None:
-        """Send a message: the sender continues at once, and its node's link is busy until the wire is out."""
-        to, network = members(verb, self.size)[verb.to], self.network
-        node = network.node_of(task.rank)
-        leaves = network.node_of(to) != node
-        begin = max(task.clock, self.link_free[node]) if leaves else task.clock
-        when = RequestTime(begin, task.step, task.handle.label)
-        seconds, latency = network.message(verb.wire.numel(), task.rank, to, when)
-        out = begin + seconds
-        if leaves:
-            self.link_free[node] = out
-        self.line(task.rank, "sending", out - seconds, out)
-        self.note(task, verb, seconds)
-        route = MessageRoute(task.rank, to, task.lane, verb.among)
-        self.mail[route].append((out + latency, verb.wire))
-        anybody = route._replace(source=None)
-        if route in self.readers:
-            self.deliver(route, *self.readers.pop(route))
-        elif anybody in self.readers:
-            self.at(out + latency, partial(self.look, anybody, out + latency))
-        self.wake(task, task.clock)
-
-    def receive(self, task: SimTask, verb: Receive) -> None:
-        ranks = members(verb, self.size)
-        source = None if verb.source is None else ranks[verb.source]
-        route = MessageRoute(source, task.rank, task.lane, verb.among)
-        sender = "any rank" if source is None else f"rank {source}"
-        task.waits = f"a message of {verb.length} bytes from {sender}{named(verb.among)}"
-        self.note(task, verb, 0.0)
-        if source is not None and self.mail[route]:
-            return self.deliver(route, task, verb)
-        self.readers[route] = task, verb
-        if source is None:
-            heads = [self.mail[mine][0] for r in ranks if self.mail[mine := route._replace(source=r)]]
-            for arrival in {task.clock, *(a for a, _ in heads)}:
-                self.at(max(arrival, task.clock), partial(self.look, route, max(arrival, task.clock)))
-        return None
-
-    def look(self, route: "MessageRoute", clock: float) -> None:
-        """Deliver the earliest message that has arrived to a rank that receives from any rank."""
-        if route not in self.readers:
-            return
-        task, verb = self.readers[route]
-        boxes = [route._replace(source=r) for r in members(verb, self.size)]
-        there = [box for box in boxes if self.mail[box] and self.mail[box][0][0] <= clock]
-        if there:
-            del self.readers[route]
-            self.deliver(min(there, key=lambda box: self.mail[box][0][0]), task, verb)
-
-    def deliver(self, route: "MessageRoute", task: SimTask, verb: Receive) -> None:
-        arrival, wire = self.mail[route].popleft()
-        source = route.source
-        assert source is not None
-        if wire.numel() == verb.length:
-            answer = wire if verb.source is not None else (members(verb, self.size).index(source), wire)
-            return self.wake(task, arrival, answer)
-        wrong = f"rank {source} sends {wire.numel()} bytes to rank {route.to}, which expects {verb.length}"
-        return self.wake(task, arrival, error=PeerError(f"{wrong} (at {task.handle.label!r}, step {task.step})"))
-
-    def claim(self, task: SimTask, verb: TakeTicket) -> None:
-        counter = verb.name, verb.among
-        self.tickets[counter].append(members(verb, self.size).index(task.rank))
-        self.drawn_at[counter].append(task.clock)
-        self.wake(task, task.clock, len(self.tickets[counter]))
-        self.close(counter, task.clock)
-
-    def close(self, counter: "_Counter", now: float) -> None:
-        drawn, at = self.tickets[counter], self.drawn_at[counter]
-        waiting, self.closing[counter] = self.closing[counter], []
-        for verb, task in waiting:
-            enough = (verb.count, at[verb.count - 1]) if len(drawn) >= verb.count else None
-            if verb.fallback:
-                enough = self.decided.get(counter) or enough or _relented(verb, task.clock, at, now)
-            if enough is None:
-                self.closing[counter].append((verb, task))
-                continue
-            if verb.fallback:
-                self.decided[counter] = enough
-            count, when = enough
-            holders = TicketHolders.seen(drawn[:count], [max(t - task.clock, 0.0) for t in at[:count]])
-            self.wake(task, when + self.network.latency, holders)
-
     def note(self, task: SimTask, verb: Shared, seconds: float) -> None:
         moved = traffic(verb, task.rank, self.size, self.ledger.per_node)
-        entry = LedgerEntry(
-            task.step,
-            task.rank,
-            type(verb).__name__,
-            task.handle.label,
-            moved.handed,
-            moved.sent,
-            moved.received,
-            seconds,
-            moved.inside,
-            verb.among,
-        )
-        self.ledger.note(entry)
+        name, label = type(verb).__name__, task.handle.label
+        self.ledger.note(LedgerEntry(task.step, task.rank, name, label, *moved[:3], seconds, moved.inside, verb.among))
 
     def explain(self, mains: list[SimTask]) -> str:
         lines = [
@@ -448,28 +347,6 @@ class Simulation:
         ]
         ended = [f"rank {t.rank} has ended" for t in mains if t.handle.done()]
         return "deadlock: no rank can continue.\n  " + "\n  ".join(lines + ended)
-
-
-_Counter = tuple[str, Among]
-
-
-class MessageRoute(NamedTuple):
-    """Sender, receiver, comm thread and group of a message; `source` is None for a receive from any rank."""
-
-    source: int | None
-    to: int
-    lane: str
-    among: Among
-
-
-def _once(verb: Verb) -> Program[Any]:
-    return (yield verb)
-
-
-def _relented(verb: WaitQuorum, asked: float, at: Sequence[float], now: float) -> tuple[int, float] | None:
-    """Number of tickets and time at which a fallback of a quorum, asked for at `asked`, is met; None if none is."""
-    due = [max(asked + seconds, at[least - 1]) for seconds, least in verb.fallback if len(at) >= least]
-    return (len(at), now) if due and min(due) <= now else None
 
 
 def _astray(tasks: list[SimTask]) -> str:

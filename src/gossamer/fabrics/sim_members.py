@@ -31,6 +31,10 @@ from gossamer.core.verbs import (
 from gossamer.fabrics.liveness.seats import BEAT, LOOK
 from gossamer.fabrics.sim import SimHandle, SimTask, Simulation
 
+NOBODY_HAS_THE_MODEL = (
+    "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there "
+    "is one"
+)
 COMM = AllReduce | AllGather | AllToAll
 
 
@@ -101,11 +105,13 @@ class SimMembers:
     # -- the simulation asks ---------------------------------------------------------------------------------------------
 
     def opens(self, simulation: Simulation) -> None:
+        """Called once, before the first program runs."""
         self._sim = simulation
         for clock, act in self._plan:
             self.at(clock, act)
 
     def hears(self, task: SimTask, verb: Verb) -> Verb | None:
+        """The request as the simulation is to answer it; None where it is answered already, or never."""
         self._crossing.pop(task, None)
         if not self._runs(task):
             return None
@@ -176,23 +182,9 @@ class SimMembers:
         sim = self._sim
         main, tasks = sim.mains[seat], [task for task in self._tasks() if task.rank == seat]
         sim.mains[seat] = SimTask(seat, "compute", _over(), SimHandle(main.handle.label, finished=clock), clock=clock)
-        sim.spans = [s._replace(end=max(s.begin, min(s.end, clock))) if s.rank == seat else s for s in sim.spans]
         for task in (main, *tasks):
             self._take_out(task).program.close()
-        for lane in [lane for rank, lane in (*sim.busy, *sim.queues) if rank == seat]:
-            sim.busy.pop((seat, lane), None)
-            sim.queues[seat, lane].clear()
-        for meetings in sim.meetings.values():
-            for meeting in meetings:
-                meeting.pop(seat, None)
-        for route in [route for route in sim.readers if route.to == seat]:
-            del sim.readers[route]
-        for counter, waiting in sim.closing.items():
-            sim.closing[counter] = [(verb, task) for verb, task in waiting if task.rank != seat]
-        for route, wires in sim.mail.items():
-            if route.source == seat:
-                while wires and wires[-1][0] > clock:
-                    wires.pop()
+        sim.forget(seat, clock)
 
     def _stop_what_crosses(self, seat: int, clock: float) -> bool:
         """Let requests that need a lost rank wait from now on, also those whose bytes are on their way; True if any waits."""
@@ -250,7 +242,7 @@ class SimMembers:
             sim.queues[place].clear()
             for task in queued:
                 self._fail(task, clock)
-        for held in (sim.meetings, sim.mail, sim.readers, sim.tickets, sim.drawn_at, sim.closing, sim.decided):
+        for held in (sim.meetings, sim.mail, sim.tickets):
             held.clear()
         tasks = [task for _, task in sorted(sim.busy.items(), key=lambda item: item[0])]
         stuck = {task for task in tasks if task.waits}
@@ -312,8 +304,8 @@ class SimMembers:
         elif self._at_work():
             self._call(clock)
         else:
-            all_lost = not any(how == "ended" for _, how in self._now.gone.values())
-            self._turn_away(seat, clock, _nobody_has_the_model() if all_lost else None)
+            has_ended = any(how == "ended" for _, how in self._now.gone.values())
+            self._turn_away(seat, clock, None if has_ended else PeerError(NOBODY_HAS_THE_MODEL))
 
     def _call(self, clock: float) -> None:
         """Call those at work: the ones that wait for a quorum notice at once, the others at the end of a step."""
@@ -321,7 +313,7 @@ class SimMembers:
         if self.is_broken or now.called < inf:
             return
         now.called = clock + self.times.look
-        if any(self._sim.closing.values()):
+        if self._sim.tickets.are_awaited:
             now.called = clock
             self._break(clock)
 
@@ -401,17 +393,6 @@ def _those(gone: dict[int, tuple[float, str]], how: tuple[str, ...]) -> tuple[in
 
 def _over() -> Program[None]:
     """A program that has ended."""
-    program = _nothing()
+    program: Program[None] = (verb for verb in ())
     next(program, None)
     return program
-
-
-def _nothing() -> Program[None]:
-    yield from ()
-
-
-def _nobody_has_the_model() -> PeerError:
-    return PeerError(
-        "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a "
-        "checkpoint if there is one"
-    )

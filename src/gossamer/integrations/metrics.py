@@ -13,8 +13,7 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.events import Drop, Event, Presence
 from gossamer.fabrics.ledger import Ledger
-from gossamer.fabrics.liveness.departure import OwnNotice
-from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.notice import Notice, OwnNotice
 from gossamer.integrations.run_events import RunEvents, held_out_line
 from gossamer.integrations.run_observer import ObserverSlot
 from gossamer.runtime import Worker

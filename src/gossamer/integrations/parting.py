@@ -13,9 +13,9 @@ from torch import Tensor
 from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Elastic, Share
 from gossamer.core.verbs import MembersChanged, Program, all_reduce
-from gossamer.fabrics.liveness.departure import Departure, OwnNotice
+from gossamer.fabrics.liveness.departure import Departure
 from gossamer.fabrics.liveness.members import Members
-from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.notice import Notice, OwnNotice
 from gossamer.integrations.handshake import tell
 from gossamer.integrations.shard_group import ShardGroup
 from gossamer.kernels.finite import all_finite

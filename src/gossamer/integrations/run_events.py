@@ -25,8 +25,7 @@ from gossamer.core.errors import AttachError
 from gossamer.core.version import __version__
 from gossamer.costs.run_files import FORM, ProcessEvents, StepCount, take
 from gossamer.costs.spent import Spent, spent_by, stretches, typical
-from gossamer.fabrics.liveness.departure import OwnNotice
-from gossamer.fabrics.liveness.notice import Notice
+from gossamer.fabrics.liveness.notice import Notice, OwnNotice
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.runtime import ReplicaRanks, Worker
 

@@ -72,9 +72,8 @@ def _averaged(
     model: ModelCost, size: int, cluster: Cluster, width: int, *, lanes: int = 1, sharing: int = 1
 ) -> Iterator[Action]:
     """Backward with an all-reduce of each bucket as it is ready, in elements of `width` bytes, and the wait for all."""
-    casts = (
-        2.0 * (model.width + width) if width != model.width else 0.0
-    )  # bytes an element: read, write, and the same back
+    # Bytes an element: read, write, and the same back.
+    casts = 2.0 * (model.width + width) if width != model.width else 0.0
     for i, names in enumerate(model.buckets):
         numel = sum(prod(model.shapes[name]) for name in names)
         wire = torch.empty(numel, dtype=torch.float16 if width == 2 else torch.float32, device="meta")
@@ -91,9 +90,8 @@ def _averaged(
 
 def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
-    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(
-        cluster
-    )  # scattering gradients takes as long
+    # Scattering gradients takes as long.
+    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(cluster)
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),
@@ -111,10 +109,8 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
         gather = moved.seconds(cluster)
         late = model.at_speed(1 / late_by(cluster.law, cluster.size, 1))
         forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
-        optimizer, waiting = (
-            model.optimizer / cluster.size,
-            late.forward + late.backward - model.forward - model.backward,
-        )
+        optimizer = model.optimizer / cluster.size
+        waiting = late.forward + late.backward - model.forward - model.backward
         network = forward + backward - late.forward - late.backward
         total = forward + backward + optimizer
         sent, card = 3 * moved.sent, 3 * moved.card

@@ -92,11 +92,7 @@ def _sum(counts: Iterable[Count]) -> Count:
 
 
 def _counted(
-    recipe: "str | Recipe",
-    shapes: "Mapping[str, tuple[int, ...] | Tensor]",
-    size: int,
-    per_node: int,
-    momenta: Momenta,
+    recipe: "str | Recipe", shapes: "Mapping[str, tuple[int, ...] | Tensor]", size: int, per_node: int, momenta: Momenta
 ) -> tuple[Count, int]:
     """The bytes of whole rounds of the schedule, and the number of their steps."""
     parsed = Recipe.of(recipe)
@@ -107,14 +103,7 @@ def _counted(
     buckets = build(parsed, params_of(parameters), dict.fromkeys(parameters, 0), size)
     parsed.fits(Binding(size, [c.layout for c in buckets]))
     first, last = span(parsed)
-    run = DryRun(
-        parsed,
-        len(buckets),
-        size,
-        first,
-        parameters=sum(len(c.names) for c in buckets),
-        fragments=[c.fragment for c in buckets],
-    )
+    run = DryRun.of(parsed, buckets, size)
     while run.step <= last:
         run.take_step()
     mixer = parsed.schedule.shape.mixer

@@ -21,16 +21,8 @@ from gossamer.core.loop import (
     UntrainedTensors,
 )
 from gossamer.core.rng import CounterRng
-from gossamer.core.verbs import (
-    AllReduce,
-    Present,
-    Program,
-)
-from gossamer.planning.events import (
-    AverageRequest,
-    MessageRequest,
-    StateRequest,
-)
+from gossamer.core.verbs import AllReduce, Present, Program
+from gossamer.planning.events import AverageRequest, MessageRequest, StateRequest
 from gossamer.runtime.buckets import BucketState
 
 if TYPE_CHECKING:

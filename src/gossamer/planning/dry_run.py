@@ -68,11 +68,11 @@ class DryRun:
     def __init__(
         self,
         recipe: Recipe,
-        blocks: int = 1,
         size: int = 2,
         step: int = 1,
+        *,
         parameters: int = 1,
-        fragments: Sequence[int] = (),
+        fragments: Sequence[int] = (0,),
         lengths: Sequence[int] = (),
     ) -> None:
         self.recipe, self.step, self.parameters, self.live = recipe, step, parameters, dict[str, Any]()
@@ -80,12 +80,18 @@ class DryRun:
         self.programs = DeferredPrograms(self.recorder, size)
         self.averages, self.mail, self.besides = list[AverageRequest](), list[MessageRequest](), list[Verb]()
         self.pooled = list[StateRequest]()  # averages of the optimizer's state
-        fragments = fragments or [0] * blocks
         cut = enumerate(zip(fragments, lengths or [1] * len(fragments), strict=True))
         self.buckets = [self._channel(i, fragment, length) for i, (fragment, length) in cut]
         self.ranks, self.in_flight = DryRanks(size), DryInFlight()
         self.over: Exchange | None = None  # what gradients go through that go past the recipe
         self._loop = DryLoop(self)
+
+    @staticmethod
+    def of(recipe: Recipe, buckets: Sequence[BucketState], size: int, lengths: Sequence[int] = ()) -> "DryRun":
+        """A run of a model's buckets, from the first step of its `span` on."""
+        parameters, fragments = sum(len(bucket.names) for bucket in buckets), [bucket.fragment for bucket in buckets]
+        first, _ = span(recipe)
+        return DryRun(recipe, size, first, parameters=parameters, fragments=fragments, lengths=lengths)
 
     @property
     def events(self) -> list[Event]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import CostError
 from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_shapes import from_shapes
 from gossamer.runtime.optimizer_state import kept_by
 
 WARM, STEPS = 3, 8
@@ -108,8 +109,6 @@ def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, d
 
     Its dtype is that of its parameters, unless another is given.
     """
-    from gossamer.planning.model_shapes import from_shapes
-
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise CostError(f"{name} has no parameters to train")

@@ -9,9 +9,9 @@ from gossamer.planning.model_cost import ModelCost, guessed_shares
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def gpt2(layers: int, width: int, vocabulary: int = 50257, length: int = 1024) -> dict[str, tuple[int, ...]]:
+def gpt2(layers: int, width: int) -> dict[str, tuple[int, ...]]:
     """A GPT-2 with tied embeddings."""
-    shapes: dict[str, tuple[int, ...]] = {"wte": (vocabulary, width), "wpe": (length, width)}
+    shapes: dict[str, tuple[int, ...]] = {"wte": (50257, width), "wpe": (1024, width)}
     for i in range(layers):
         shapes |= {f"h.{i}.ln_1.{w}": (width,) for w in ("weight", "bias")}
         shapes |= {f"h.{i}.attn.c_attn.weight": (width, 3 * width), f"h.{i}.attn.c_attn.bias": (3 * width,)}
@@ -22,9 +22,9 @@ def gpt2(layers: int, width: int, vocabulary: int = 50257, length: int = 1024) -
     return shapes | {f"ln_f.{w}": (width,) for w in ("weight", "bias")}
 
 
-def bert(layers: int, width: int, vocabulary: int = 30522) -> dict[str, tuple[int, ...]]:
+def bert(layers: int, width: int) -> dict[str, tuple[int, ...]]:
     """A BERT encoder with its pooler."""
-    tables = {"word": vocabulary, "position": 512, "token_type": 2}
+    tables = {"word": 30522, "position": 512, "token_type": 2}
     shapes: dict[str, tuple[int, ...]] = {f"embeddings.{n}": (rows, width) for n, rows in tables.items()}
     shapes |= {f"embeddings.norm.{w}": (width,) for w in ("weight", "bias")}
     for i in range(layers):

@@ -3,7 +3,7 @@
 The requests are those that rank 0 makes in the asked world.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -16,20 +16,11 @@ from gossamer.core.contracts import Context, ReduceResult
 from gossamer.core.groups import place
 from gossamer.core.loop import Message
 from gossamer.core.programs import drive
-from gossamer.core.verbs import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Program,
-    Shared,
-    TakeTicket,
-    Verb,
-    WaitQuorum,
-)
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Program, Shared, TakeTicket, Verb, WaitQuorum
 from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only
-from gossamer.planning.work import Planned, Work, WorkSource, context_of, heavy_tailed, shortened
+from gossamer.planning.work import Planned, States, Work, WorkSource, context_of, heavy_tailed, shortened
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
 from gossamer.runtime.optimizer_state import requests
@@ -57,16 +48,16 @@ class Piece(NamedTuple):
 
 
 class Programs:
-    """The programs of a recipe on a model, for rank 0 of a world of `size` ranks, cut into pieces.
+    """The programs of a recipe on a model, for rank 0 of a cluster, cut into pieces.
 
-    `sharing` such worlds share each node's card: the shards of a model, of which each rank has one.
+    With `sharing`, the cluster's ranks form so many worlds that share each node's card: the shards of a model, of which each rank
+    has one.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         shapes: Mapping[str, tuple[int, ...]],
-        size: int,
         cluster: Cluster,
         work: WorkSource,
         *,
@@ -74,9 +65,9 @@ class Programs:
         momenta: int = 1,
     ) -> None:
         parameters = {n: torch.empty(s, device="meta", dtype=torch.float32) for n, s in shapes.items()}
-        self.size, self.cluster, self.work, self.sharing, self.momenta = size, cluster, work, sharing, momenta
-        self.recipe = recipe
-        self.buckets = build(recipe, params_of(parameters), dict.fromkeys(parameters, 0), size)
+        self.recipe, self.cluster, self.work, self.sharing, self.momenta = recipe, cluster, work, sharing, momenta
+        self.size = cluster.size // sharing
+        self.buckets = build(recipe, params_of(parameters), dict.fromkeys(parameters, 0), self.size)
         self.estimated = False  # bytes of wires whose length depends on the data
         mixer = recipe.schedule.shape.mixer
         self._begins = mixer is not None and mixer.begins
@@ -119,33 +110,27 @@ class Programs:
         return crossing_of(verb, 0, self.cluster, self.size, self.sharing)
 
     def _average(self, bucket: BucketState, over: Any) -> Planned:
-        def make(
-            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
-        ) -> Program[Any]:
+        def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
+            memory, exchange = states
             by = bucket.exchange if over is None else over
             by = sizes_only(by) if hollow else by
 
             def send(block: Bucket, context: Context) -> Program[ReduceResult]:
                 return by.average(block, exchange, context)
 
-            block = Bucket(flat, layout, flat)
+            block = Bucket(block.flat, block.layout, block.flat)
             return send(block, context) if over is not None else bucket.memory.around(block, memory, send, context)
 
-        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), make)
+        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), run)
 
     def _message(self, bucket: BucketState, message: Message) -> Planned:
-        def make(
-            layout: Layout, flat: Tensor, context: Context, memory: State, exchange: State, hollow: bool
-        ) -> Program[Any]:
-            return message(Bucket(flat, layout), memory, context)
+        def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
+            return message(block, states[0], context)
 
-        family = "message", self.recipe.schedule, self._small(make)
-        return Planned(bucket.layout, family, make)
-
-    def _small(self, make: Callable[..., Program[Any]]) -> tuple[Crossing, ...]:
-        """What a message of one number sends. Messages alike in this are alike for all buckets."""
-        verbs, _ = self._requests(Planned(SMALL, (), make), SMALL, torch.zeros(1, dtype=torch.float32))
-        return tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
+        # Messages alike in what they send of one number are alike for all buckets.
+        verbs, _ = self._requests(Planned(SMALL, (), run), SMALL, torch.zeros(1, dtype=torch.float32))
+        small = tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
+        return Planned(bucket.layout, ("message", self.recipe.schedule, small), run)
 
     def _cut(self, bucket: int, program: Planned) -> tuple[Piece, ...]:
         layout = program.layout
@@ -205,9 +190,9 @@ class Programs:
             return answer_of(verb, place(verb, 0, size)[1])
 
         if self._begins:
-            drive(program.run(layout, flat, context_of(size), states, True), answer)
+            drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
         verbs.clear()
-        drive(program.run(layout, flat, context_of(size), states, True), answer)
+        drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
         held = sum(t.numel() * t.element_size() for state in states for t in state.values())
         return verbs, held
 

@@ -100,10 +100,9 @@ class Prepared:
 
 def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
-    size = cluster.size // shards
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
-    programs = Programs(parsed, model.shapes, size, cluster, work, sharing=shards, momenta=model.momenta)
-    parsed.fits(Binding(_checked(size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
+    programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
+    parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
     timed = TimedSteps(programs)
     return Prepared(
         [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
@@ -112,7 +111,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
         programs,
         timed.copies,
         timed.overlaps,
-        simulated_ranks(parsed, size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
+        simulated_ranks(parsed, programs.size) if needs_simulation(parsed, cluster, timed.overlaps) else 0,
     )
 
 
@@ -320,6 +319,7 @@ class _Planner:
             return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
+        at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
         least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
         curves = self.curves and not prepared.simulated  # a simulation takes seconds
         pays, busy = self._curves(prepared) if curves else ({}, {})
@@ -333,7 +333,7 @@ class _Planner:
             busy_at=busy,
             rounds=_rounds(prepared, found, cluster),
             memory=prepared.memory,
-            latency=max(found.step - prepared.seconds(_without_latency(cluster)).step, 0.0),
+            latency=max(found.step - prepared.seconds(at_once).step, 0.0),
             estimated=prepared.programs.estimated,
             work=self.work.name,
             simulated=prepared.simulated,
@@ -362,10 +362,6 @@ def _too_large(needed: float, memory: float) -> str:
         f"it does not fit: parameters, gradients, momenta and what the recipe keeps are {say_size(needed)} of a rank, besides "
         f"activations, and a rank may use {say_size(memory)}"
     )
-
-
-def _without_latency(cluster: Cluster) -> Cluster:
-    return replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
 
 
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:

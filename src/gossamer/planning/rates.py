@@ -24,17 +24,12 @@ def pays_between(ratio: Callable[[float], float]) -> list[Interval]:
         return ratio(rate) < 1 - TIE
 
     signs = [gains(rate) for rate in RATES]
-    out, began = list[Interval](), RATES[0] if signs[0] else None
-    for (a, b), (before, after) in zip(pairwise(RATES), pairwise(signs)):
-        if before == after:
-            continue
-        edge = _bisect(gains, a, b)
-        if after:
-            began = edge
-        elif began is not None:
-            out.append(Interval(began, edge))
-            began = None
-    return out if began is None else [*out, Interval(began, inf)]
+    edges = [RATES[0]] if signs[0] else []
+    edges += [
+        _bisect(gains, *rates) for rates, (before, after) in zip(pairwise(RATES), pairwise(signs)) if before != after
+    ]
+    edges += [inf] if signs[-1] else []
+    return [Interval(low, high) for low, high in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _bisect(holds: Callable[[float], bool], a: float, b: float) -> float:
@@ -50,15 +45,10 @@ def busy_at(utilisation: Callable[[float], float]) -> dict[float, float]:
     """The lowest rate at which machines are busy for each share of the time; none if no rate is enough."""
     out, shares = dict[float, float](), [utilisation(rate) for rate in RATES]
     for wanted in BUSY:
-
-        def reached(rate: float, wanted: float = wanted) -> bool:
-            return utilisation(rate) >= wanted
-
         place = next((i for i, share in enumerate(shares) if share >= wanted), None)
-        if place is None:
-            continue
         if place == 0:
             out[wanted] = RATES[0]
-            continue
-        out[wanted] = _bisect(reached, RATES[place - 1], RATES[place])
+        elif place is not None:
+            ends = RATES[place - 1], RATES[place]
+            out[wanted] = _bisect(lambda rate, wanted=wanted: utilisation(rate) >= wanted, *ends)
     return out

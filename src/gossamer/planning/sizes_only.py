@@ -58,11 +58,7 @@ class SizesOnlySum(AsItsCodec, LinearCodec):
             return (yield from self.codec.average(block, state, context))
         for length in lengths:
             yield from all_reduce(torch.empty(length, dtype=torch.uint8, device=block.flat.device))
-        return ReduceResult(block.flat, _add_nothing)
-
-
-def _add_nothing(into: Tensor, weight: float) -> None:
-    pass
+        return ReduceResult(block.flat, lambda into, weight: None)
 
 
 def sizes_only(part: P) -> P:

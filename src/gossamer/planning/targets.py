@@ -42,9 +42,7 @@ def reached(target: Target, cluster: Cluster, planned: Callable[[Cluster], Train
         if why := row.error or _without(target, row):
             refused[row.name] = why
         else:
-            values[row.name] = (
-                dict(row.busy_at) if target == "rate" else {share: row.rounds[share] for share in row.rounds}
-            )
+            values[row.name] = dict(row.busy_at if target == "rate" else row.rounds)
     return Reached(values, refused)
 
 

@@ -17,27 +17,15 @@ class TimedSteps:
     def __init__(self, programs: Programs) -> None:
         self._programs = programs
         self.names = [bucket.names for bucket in programs.buckets]
-        self._first, last = span(programs.recipe)
-        run = self._dry_run()
+        first, last = span(programs.recipe)
+        run = DryRun.of(programs.recipe, programs.buckets, programs.size)
         while run.step <= last + 1:  # what a program asks for is known once a later step has waited for it
             run.take_step()
         self.copies = _copies(run)
-        steps = self._resolved(run.events)[: last - self._first + 1]
+        steps = self._resolved(run.events)[: last - first + 1]
         self.warm = cycle(steps, programs.recipe.schedule.shape.period)
         steps = [*steps, *steps][: 2 * self.warm]
         self.steps = self._with_schedule_work(steps)
-
-    def _dry_run(self, lengths: Sequence[int] = ()) -> DryRun:
-        programs = self._programs
-        return DryRun(
-            programs.recipe,
-            len(self.names),
-            programs.size,
-            self._first,
-            parameters=sum(map(len, self.names)),
-            fragments=[bucket.fragment for bucket in programs.buckets],
-            lengths=lengths,
-        )
 
     def _resolved(self, events: Sequence[Event]) -> list[Step]:
         """Steps with each program's pieces in place of its requests."""
@@ -64,11 +52,12 @@ class TimedSteps:
 
     def _with_schedule_work(self, steps: Sequence[Step]) -> Sequence[Step]:
         """The steps with what the schedule computes besides its requests: measured here, or counted as passes over memory."""
-        if not isinstance(self._programs.work, MeasuredWork):
+        programs = self._programs
+        if not isinstance(programs.work, MeasuredWork):
             return [self._with_passes(step) for step in steps]
-        numels = [bucket.layout.numel for bucket in self._programs.buckets]
+        numels = [bucket.layout.numel for bucket in programs.buckets]
         part = min(TIMED / sum(numels), 1.0)
-        run = self._dry_run([max(int(part * n), 1) for n in numels])
+        run = DryRun.of(programs.recipe, programs.buckets, programs.size, [max(int(part * n), 1) for n in numels])
         for _ in steps:
             run.take_step()
         timed = list[list[float]]()
@@ -107,7 +96,7 @@ def _busy_after_update(step: Step, seconds: float) -> Step:
 
 def cycle(steps: Sequence[Step], period: int) -> int:
     """The fewest steps, in whole periods of the schedule, after which the same actions repeat, once they do; else all."""
-    said = [_signature(step) for step in steps]
+    said = [tuple(map(_without_number, step)) for step in steps]
     late = said[len(said) // 2 :]  # in the first rounds nothing is in flight yet
     for length in range(period, len(late) // 2 + 1, period):
         if all(a == b for a, b in zip(late, late[length:])):
@@ -115,12 +104,8 @@ def cycle(steps: Sequence[Step], period: int) -> int:
     return len(said)
 
 
-def _signature(step: Step) -> tuple[object, ...]:
-    """What a step does, without the numbers of its programs."""
-    return tuple(_without_number(action) for action in step)
-
-
 def _without_number(action: Action) -> tuple[str | int | tuple[Piece, ...], ...] | Action:
+    """What an action does, without the numbers of its programs."""
     match action:
         case StartProgram(_, lane, pieces):  # tickets are numbered too
             return "start", lane, tuple(p._replace(opens=p.opens[:1], needs=p.needs[:1]) for p in pieces)

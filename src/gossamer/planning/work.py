@@ -8,18 +8,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Layout, State
+from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.canned_answers import answer_with_wires
 from gossamer.core.contracts import Context
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
 from gossamer.core.rng import CounterRng
-from gossamer.core.verbs import (
-    AllGather,
-    AllToAll,
-    Program,
-    Verb,
-)
+from gossamer.core.verbs import AllGather, AllToAll, Program, Verb
 
 LATER = 10**9  # the step whose programs are planned, after any codec's warm-up
 REPEATS = 3  # times a program runs; the fastest counts
@@ -45,22 +40,20 @@ class WorkSource(Protocol):
         ...
 
 
+States = tuple[State, State]  # of a memory, and of an exchange; a mixer has the first
+
+
 @dataclass(frozen=True)
 class Planned:
-    """A program of one bucket, which can be run at any size, on tensors with numbers or without."""
+    """A program of one bucket, which can be run at any size, on tensors with numbers or without (then only sizes are computed)."""
 
     layout: Layout
     family: tuple[Any, ...]  # programs of one family take the same time an element
-    make: Callable[[Layout, Tensor, Context, State, State, bool], Program[Any]]
-
-    def run(
-        self, layout: Layout, flat: Tensor, context: Context, states: tuple[State, State], hollow: bool
-    ) -> Program[Any]:
-        return self.make(layout, flat, context, *states, hollow)
+    run: Callable[[Bucket, Context, States, bool], Program[Any]]
 
 
-def context_of(size: int, step: int = LATER, shift: float = 0.0) -> Context:
-    return Context(0, size, step, CounterRng(0, step, 0), shift=shift)
+def context_of(size: int, step: int = LATER) -> Context:
+    return Context(0, size, step, CounterRng(0, step, 0))
 
 
 # -- where work comes from --------------------------------------------------------------------------------------------------
@@ -141,9 +134,17 @@ class MeasuredWork:
         self.seconds += thread_time() - began
         return _spread(found, len(verbs) + 1)
 
-    def measured(self, program: Planned, size: int) -> list[Work]:
-        """The pieces of one program, in a world of so many ranks."""
-        return _fastest(program, program.layout, size, self.clock, self.device)
+    def measured(self, program: Planned, size: int, layout: Layout | None = None) -> list[Work]:
+        """Run a program a few times, on and on with its state, in a world of so many ranks; the fastest time of each piece."""
+        layout = layout or program.layout
+        states: States = {}, {}
+        flat = heavy_tailed(layout).to(self.device)
+        runs = list[list[Work]]()
+        for step in range(REPEATS + 1):
+            context = context_of(size, LATER + step)
+            runs.append(_timed(program.run(Bucket(flat.clone(), layout), context, states, False), size, self.clock))
+        runs = [run for run in runs[1:] if len(run) == len(runs[-1])]
+        return [Work(min(w.before for w in piece), min(w.inside for w in piece)) for piece in zip(*runs)]
 
     def _at(self, program: Planned, size: int) -> list[Work]:
         layout, numel = shortened(program.layout), program.layout.numel
@@ -153,21 +154,9 @@ class MeasuredWork:
             if sum(n for n, _ in family) > FAMILY:
                 n, like = min(family, key=lambda known: abs(known[0] - layout.numel))
                 return _scaled(like, numel / n)
-            self._known[key] = _fastest(program, layout, size, self.clock, self.device)
+            self._known[key] = self.measured(program, size, layout)
             family.append((layout.numel, self._known[key]))
         return _scaled(self._known[key], numel / layout.numel)
-
-
-def _fastest(program: Planned, layout: Layout, size: int, clock: Callable[[], float], device: str) -> list[Work]:
-    """Run a program a few times, on and on with its state; the fastest time of each piece."""
-    states: tuple[State, State] = {}, {}
-    flat = heavy_tailed(layout).to(device)
-    runs = list[list[Work]]()
-    for step in range(REPEATS + 1):
-        context = context_of(size, LATER + step)
-        runs.append(_timed(program.run(layout, flat.clone(), context, states, False), size, clock))
-    runs = [run for run in runs[1:] if len(run) == len(runs[-1])]
-    return [Work(min(w.before for w in piece), min(w.inside for w in piece)) for piece in zip(*runs)]
 
 
 def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list[Work]:
@@ -190,13 +179,15 @@ def _timed(program: Program[Any], size: int, clock: Callable[[], float]) -> list
 
 
 def on_a_line(less: Work, more: Work, size: int) -> Work:
-    """Extrapolate from two numbers of ranks to more; work that fell, or rose by under 3 %, does not grow."""
+    """Extrapolate from the last two of `WORLDS` to more ranks."""
     (_, a, b) = WORLDS
+    return Work(*(beyond((a, x), (b, y), size) for x, y in zip(less, more)))
 
-    def at(x: float, y: float) -> float:
-        return y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y
 
-    return Work(at(less.before, more.before), at(less.inside, more.inside))
+def beyond(less: tuple[int, float], more: tuple[int, float], size: int) -> float:
+    """The seconds of `size` ranks, from those of fewer; work that fell, or rose by under 3 %, does not grow."""
+    (a, x), (b, y) = less, more
+    return y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y
 
 
 def _scaled(works: Sequence[Work], factor: float) -> list[Work]:

@@ -10,13 +10,11 @@ from gossamer.costs import Cluster, from_flags
 from gossamer.costs.cluster import Device, WorkTable
 from gossamer.planning.pieces import Programs
 from gossamer.planning.timed_steps import TimedSteps
-from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource
+from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource, beyond
 from gossamer.recipe import Recipe
 
-BUCKET = {
-    "first": (1500, 1000),
-    "last": (10, 10),
-}  # one bucket of 6 MB, as most are; some recipes send the last layer apart
+# One bucket of 6 MB, as most are; some recipes send the last layer apart.
+BUCKET = {"first": (1500, 1000), "last": (10, 10)}
 
 
 @dataclass
@@ -50,7 +48,7 @@ def _longest(recipe: Recipe, size: int) -> Planned:
     """The program of a recipe's longest bucket."""
     seen = _Seen()
     bound = recipe.bound(BUCKET)
-    TimedSteps(Programs(bound, BUCKET, size, from_flags(nodes=size), seen))
+    TimedSteps(Programs(bound, BUCKET, from_flags(nodes=size), seen))
     return max(seen.programs, key=lambda program: program.layout.numel)
 
 
@@ -99,7 +97,7 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
     upper = next((i for i, ranks in enumerate(table.ranks) if ranks > size and i), len(table.ranks) - 1)
     a, b = table.ranks[upper - 1 : upper + 1]
     pairs = zip(table.seconds[upper - 1], table.seconds[upper], strict=True)
-    return [y + (y - x) / (b - a) * (size - b) if y > 1.03 * x else y for x, y in pairs]
+    return [beyond((a, x), (b, y), size) for x, y in pairs]
 
 
 def work_of(cluster: Cluster) -> WorkSource:

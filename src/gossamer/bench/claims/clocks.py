@@ -30,6 +30,8 @@ TIMED = (  # modules that seconds stand on
     "gossamer.bench.claims.planned",
     "gossamer.fabrics.links",
     "gossamer.fabrics.sim",
+    "gossamer.fabrics.sim_mail",
+    "gossamer.fabrics.sim_tickets",
     "gossamer.planning.replay",
     "gossamer.simulate",
 )

@@ -6,40 +6,14 @@ first step after which it can stop for a moment: the one after the last at whose
 
 import threading
 import time
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from typing import final
 
 from gossamer.fabrics.liveness.members import Generation, Members
-from gossamer.fabrics.liveness.notice import SIGNALS, taken_as_notice
+from gossamer.fabrics.liveness.notice import OwnNotice
 from gossamer.fabrics.liveness.store import SharedStore
 
 _LOOK = 0.02  # seconds between two looks while a loop waits for the others' steps
 _TOLD = "leaving/told"
-
-
-@final
-class OwnNotice:
-    """A notice to this rank alone."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None  # the signal that this rank got
-        self.told_at: float | None = None  # time at which it got it
-
-    @property
-    def stops_after(self) -> int | None:
-        """The step after which all ranks stop: they go on."""
-        return None
-
-    @contextmanager
-    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
-        """Take these signals as a notice. A second one acts as it did before, and so do all of them afterwards."""
-
-        def take(number: int) -> None:
-            self.received, self.told_at = number, time.monotonic()
-
-        with taken_as_notice(numbers, take):
-            yield
 
 
 @final
@@ -100,7 +74,7 @@ class Departure:
             return
         keys = [f"leaving/{rank}" for rank in epoch.ranks]
         if store.are_there(keys):
-            last = max(_step(store, key, text) for key, text in zip(keys, store.read(keys), strict=True))
+            last = max(store.numbers(keys))
             with self._lock:
                 if self._epoch is epoch:
                     self._last = last
@@ -117,9 +91,3 @@ class Departure:
             self._own = own = self._passed + 1
         store.raise_flag(f"leaving/{self._members.rank}", str(own))
         return True
-
-
-def _step(store: SharedStore, key: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise store.malformed(key, text)
-    return int(text)

@@ -28,17 +28,12 @@ class RankStatus(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(store: SharedStore, name: str, text: str) -> "RankStatus":
-        try:
-            fields: Any = json.loads(text)
-            beats, state, done, moves = fields
-            fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
-            fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(name, text) from None
-        if not fits:
-            raise store.malformed(name, text)
-        return RankStatus(beats, state, done, moves)
+    def of(fields: Any) -> "RankStatus | None":
+        """A status as it was written; None for anything else."""
+        beats, state, done, moves = fields
+        fits = isinstance(beats, int) and isinstance(moves, int) and state in ("works", "waits", "left")
+        fits = fits and isinstance(done, dict) and all(isinstance(n, int) for n in done.values())
+        return RankStatus(beats, state, done, moves) if fits else None
 
 
 def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
@@ -49,7 +44,7 @@ def rank_statuses(store: SharedStore) -> dict[int, RankStatus]:
     complete = store.are_there(list(keys.values()))
     there = [r for r, key in keys.items() if complete or store.flag_is_up(key)]
     texts = store.read([keys[r] for r in there])
-    return {r: RankStatus.read(store, keys[r], text) for r, text in zip(there, texts, strict=True)}
+    return {r: store.parsed(keys[r], text, RankStatus.of) for r, text in zip(there, texts, strict=True)}
 
 
 class Heartbeat:
@@ -170,8 +165,10 @@ class WaitMonitor:
             self._moved, self._moves = now, moves
         if why := doomed(statuses):
             return why
-        silent = [r for r in pulse.store.others if now - self._alive_at(r) >= self.deadline and not self._has_left(r)]
-        if silent:
+        alive_at = {r: max(self.began, changed) for r, (_, changed) in heard.items()}
+        left = {r for r, status in statuses.items() if status.state == "left"}
+        others = [r for r in pulse.store.others if r not in left]
+        if silent := [r for r in others if now - alive_at.get(r, self.began) >= self.deadline]:
             return f"no heartbeat from {ranks(silent)} for {self.deadline:g} seconds"
         return f"no rank has made progress for {self.deadline:g} seconds" if now - self._moved >= self.deadline else ""
 
@@ -182,12 +179,6 @@ class WaitMonitor:
         """Ranks that work elsewhere and have posted a status recently."""
         late = time.monotonic() - self.deadline / 2
         return [r for r, (word, changed) in self.pulse.heard.items() if word.state == "works" and changed > late]
-
-    def _alive_at(self, rank: int) -> float:
-        return max(self.began, self.pulse.heard[rank][1]) if rank in self.pulse.heard else self.began
-
-    def _has_left(self, rank: int) -> bool:
-        return rank in self.pulse.heard and self.pulse.heard[rank][0].state == "left"
 
 
 def ranks(numbers: list[int]) -> str:

@@ -35,12 +35,8 @@ class MemberLaunch(NamedTuple):
         rank, world = (None, None) if by_torchrun else (_number("RANK"), _number("WORLD_SIZE"))
         most = world if most is None else most
         if most is None:
-            wanted = (
-                "give members(most=)"
-                if by_torchrun
-                else f"give members(most=), or set WORLD_SIZE, for instance {_EXAMPLE}"
-            )
-            raise AttachError(f"members() does not know how many can take part: {wanted}")
+            or_else = "" if by_torchrun else f", or set WORLD_SIZE, for instance {_EXAMPLE}"
+            raise AttachError(f"members() does not know how many can take part: give members(most=){or_else}")
         least = most if least is None else least
         if not 0 < most <= MANY:
             raise AttachError(f"members(most={most}): give a number from 1 to {MANY}")

@@ -47,18 +47,12 @@ class Generation(NamedTuple):
         return self._replace(ranks=tuple(self.ranks[i] for i in kept), lives=tuple(self.lives[i] for i in kept))
 
     @staticmethod
-    def read(store: SharedStore, key: str) -> "Generation":
-        (text,) = store.read([key])
-        try:
-            fields: Any = json.loads(text)
-            number, began, ranks, lives = fields
-            fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
-            fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < MANY
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(key, text) from None
-        if not fits:
-            raise store.malformed(key, text)
-        return Generation(number, began, tuple(ranks), tuple(lives))
+    def of(fields: Any) -> "Generation | None":
+        """A generation as it was written; None for anything else."""
+        number, began, ranks, lives = fields
+        fits = all(isinstance(n, int) for n in (number, began, *ranks, *lives)) and len(ranks) == len(lives) > 0
+        fits = fits and list(ranks) == sorted(set(ranks)) and ranks[0] >= 0 and ranks[-1] < MANY
+        return Generation(number, began, tuple(ranks), tuple(lives)) if fits else None
 
 
 class Members:
@@ -139,7 +133,7 @@ class Members:
 
     def owed(self, ranks: list[int]) -> float:
         """The norms that these ranks' last heartbeats told as not sent yet, summed."""
-        beats = self.beats()
+        beats = self.seats.beats()
         return sum(beats[r].owes for r in ranks if r in beats)
 
     # -- join and leave ------------------------------------------------------------------------------------------------
@@ -215,7 +209,7 @@ class Members:
                 f"the others took the node of rank {self.rank} for dead, after {self.silence:g} seconds of silence, and go on without it: "
                 "start the node again by its torchrun, or let that do it with --max-restarts"
             )
-        returns = any(rank in beside and beat.has_left for rank, beat in self.beats().items())
+        returns = any(rank in beside and beat.has_left for rank, beat in self.seats.beats().items())
         if self.node.size > 1 and not returns:  # else another rank of this node comes back already
             self._refuse_alone(self.seats.moving(beside))
         self._enter(self._deadline, self._claim_again)  # stopped for so long that the others took this process for dead
@@ -224,9 +218,8 @@ class Members:
         connected = self._connected(epoch)
         keys = [self._key("weight", rank, life) for rank, life in connected.living.items()]
         try:
-            weights = tuple(
-                _weight(self.store, key, text) for key, text in zip(keys, self.store.read(keys), strict=True)
-            )
+            told = zip(keys, self.store.read(keys), strict=True)
+            weights = tuple(self.store.parsed(key, text, _weight) for key, text in told)
         except RuntimeError as error:
             raise self._gone(error) from None
         self.epoch, self.weights = epoch, weights if len({*weights}) > 1 else ()
@@ -257,7 +250,7 @@ class Members:
 
     def _are_gone(self, latest: Generation) -> bool:
         """True if all of a generation have left, or their seats have been given to others."""
-        beats = self.beats()
+        beats = self.seats.beats()
         return all(r not in beats or beats[r].life != life or beats[r].has_left for r, life in latest.living.items())
 
     def announce(self, leaving: MembersLeave) -> None:
@@ -306,15 +299,12 @@ class Members:
         """The latest generation in the store."""
         found = self.epoch
         while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
-            found = Generation.read(self.store, key)
+            (text,) = self.store.read([key])
+            found = self.store.parsed(key, text, Generation.of)
         return found
 
     def _is_in(self, epoch: Generation) -> bool:
         return epoch.living.get(self.rank) == self.life
-
-    def beats(self) -> dict[int, Beat]:
-        """The last heartbeat of each rank."""
-        return self.seats.beats()
 
     def _key(self, word: str, rank: int, life: int) -> str:
         return f"{word}/{life}/{rank % self.node.size}"
@@ -344,7 +334,8 @@ class Members:
         """
         now, epoch = time.monotonic(), self.epoch
         heard = {
-            r: before[r] if r in before and before[r][0] == beat else (beat, now) for r, beat in self.beats().items()
+            r: before[r] if r in before and before[r][0] == beat else (beat, now)
+            for r, beat in self.seats.beats().items()
         }
         self.wants_to_know = True
         if self.store.flag_is_up(f"epoch/{epoch.number}/broken"):
@@ -400,11 +391,5 @@ def _working(latest: Generation, moving: Mapping[int, int]) -> dict[int, int]:
     return {rank: life for rank, life in latest.living.items() if moving.get(rank) == life}
 
 
-def _weight(store: SharedStore, key: str, text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        raise store.malformed(key, text) from None
-    if not 0 <= weight < inf:
-        raise store.malformed(key, text)
-    return weight
+def _weight(said: Any) -> float | None:
+    return said if isinstance(said, float) and 0 <= said < inf else None

@@ -58,14 +58,17 @@ class NodeRanks:
                 "all ranks of a node call attach"
             )
         (text,) = store.read([key])
-        try:
-            said: Any = json.loads(text)
-        except (ValueError, RecursionError):
-            raise store.malformed(key, text) from None
-        match said:
-            case [int() as seat, int() as life]:
-                return SeatClaim(seat, life)
-            case {"refused": str() as why}:
-                raise PeerError(f"the first rank of this node cannot join: {why}")
-            case _:
-                raise store.malformed(key, text)
+        claim = store.parsed(key, text, _claim_or_refusal)
+        if isinstance(claim, str):
+            raise PeerError(f"the first rank of this node cannot join: {claim}")
+        return claim
+
+
+def _claim_or_refusal(said: Any) -> SeatClaim | str | None:
+    match said:
+        case [int() as seat, int() as life]:
+            return SeatClaim(seat, life)
+        case {"refused": str() as why}:
+            return why
+        case _:
+            return None

@@ -3,7 +3,7 @@
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
@@ -90,43 +90,53 @@ class Notice:
             if not left.issuperset(missing):
                 return
         there = [f"notice/{r}" for r in self._store.others if r not in missing]
-        self._last = max([self._own, *map(int, self._store.read(there) if there else ())])
+        self._last = max([self._own, *self._store.numbers(there)])
         self._agreed.set()
 
     # -- signals -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def on_signals(self, numbers: Sequence[int] = SIGNALS) -> Generator[None]:
-        """Take these signals as a notice. A second one acts as it did before, and so do all of them afterwards."""
-
-        def take(number: int) -> None:
-            self.received, self.told_at = number, time.monotonic()
-
+    def on_signals(self) -> Generator[None]:
+        """Take the first signal as a notice; see `taken_as_notice`."""
         try:
-            with taken_as_notice(numbers, take):
+            with taken_as_notice(self):
                 yield
         finally:
-            self._let_others_go()
+            if self._store.size > 1 and self._own is None:  # say a step: nobody is to wait for a loop that has ended
+                with suppress(RuntimeError):  # where the store is gone nobody waits
+                    self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))
 
-    def _let_others_go(self) -> None:
-        """Say a step, so that nobody waits for a rank whose loop has ended; where the store is gone nobody waits."""
-        if self._store.size > 1 and self._own is None:
-            with suppress(RuntimeError):
-                self._store.raise_flag(f"notice/{self._store.rank}", str(self._passed + 1))
+
+@final
+class OwnNotice:
+    """A notice to this rank alone."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None  # the signal that this rank got
+        self.told_at: float | None = None  # time at which it got it
+
+    @property
+    def stops_after(self) -> int | None:
+        """The step after which all ranks stop: they go on."""
+        return None
+
+    @contextmanager
+    def on_signals(self) -> Generator[None]:
+        """Take the first signal as a notice; see `taken_as_notice`."""
+        with taken_as_notice(self):
+            yield
 
 
 @contextmanager
-def taken_as_notice(numbers: Sequence[int], told: Callable[[int], None]) -> Generator[None]:
-    """Call `told` with the first of these signals; a second one acts as it did before, and so do all of them afterwards.
-
-    `told` sets plain values only: the thread that was stopped may hold any lock.
-    """
+def taken_as_notice(notice: Notice | OwnNotice) -> Generator[None]:
+    """Take the first of `SIGNALS` as a notice. A second one acts as it did before, and so do all of them afterwards."""
     if threading.current_thread() is not threading.main_thread():
         raise AttachError("signals can be watched in the main thread only: enter comm.leaving_at() there")
     before = dict[int, Any]()
 
     def take(number: int, frame: Any) -> None:
-        told(number)
+        # Plain values only: the thread that was stopped may hold any lock.
+        notice.received, notice.told_at = number, time.monotonic()
         restore()
 
     def restore() -> None:
@@ -135,7 +145,7 @@ def taken_as_notice(numbers: Sequence[int], told: Callable[[int], None]) -> Gene
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     try:
-        for number in numbers:
+        for number in SIGNALS:
             before[number] = signal.getsignal(number)
             signal.signal(number, take)
         yield

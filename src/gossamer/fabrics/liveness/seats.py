@@ -45,17 +45,12 @@ class Terms(NamedTuple):
         )
 
     @staticmethod
-    def read(store: SharedStore, text: str) -> "Terms":
-        try:
-            said: Any = json.loads(text)
-            found = Terms(**said)
-            numbers = said["least"], said["most"], said["per_node"]
-            fits = all(isinstance(n, int) and 0 < n <= MANY for n in numbers) and isinstance(said["version"], str)
-        except (ValueError, TypeError, KeyError, RecursionError):
-            raise store.malformed("terms", text) from None
-        if not fits:
-            raise store.malformed("terms", text)
-        return found
+    def of(said: Any) -> "Terms | None":
+        """Terms as they were written; None for anything else."""
+        found = Terms(**said)
+        numbers = said["least"], said["most"], said["per_node"]
+        fits = all(isinstance(n, int) and 0 < n <= MANY for n in numbers) and isinstance(said["version"], str)
+        return found if fits else None
 
 
 class Holder(NamedTuple):
@@ -120,7 +115,7 @@ class Seats:
         """Agree on the terms with those who are there, and create the seats."""
         mine = json.dumps(self.terms._asdict())
         while (held := self._store.swap("terms", "", mine)) != mine:
-            theirs = Terms.read(self._store, held)
+            theirs = self._store.parsed("terms", held, Terms.of)
             if not Seats(self._store, theirs).moving([]):
                 self._store.swap("terms", held, mine)  # those of a run that is over
             elif self._store.read(["terms"]) == [held]:  # else those who move have just begun the next run
@@ -189,7 +184,7 @@ class Seats:
         per_node = self.terms.per_node
         held = {seat: holder.life for seat, holder in self.holders().items() if holder.life}
         keys = {s * per_node + i: f"beat/{life}/{i}" for s, life in held.items() for i in range(per_node)}
-        texts = self._store.read([*keys.values()]) if keys else []
+        texts = self._store.read([*keys.values()])
         return {rank: Beat(held[rank // per_node], text) for rank, text in zip(keys, texts, strict=True)}
 
     def moving(self, awaited: Collection[int]) -> dict[int, int]:

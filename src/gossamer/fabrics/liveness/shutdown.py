@@ -67,10 +67,9 @@ def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> N
     if store.raw.add("signed-off", 1) < store.size:
         return
     for name in _left(store):
-        store.take_all_down(keys_of(name, store.size))
+        store.take_down(*keys_of(name, store.size))
     for rank in range(store.size):
-        store.take_down(f"pulse/{rank}")
-        store.take_down(f"left/{rank}")
+        store.take_down(f"pulse/{rank}", f"left/{rank}")
     store.take_down("signed-off")
     if hosted:  # must come last: the host and its store may end as soon as the host has read it
         store.raise_flag("over", "")
@@ -79,14 +78,8 @@ def delete_farewells(store: SharedStore, left: Sequence[str], hosted: bool) -> N
 def _left(store: SharedStore) -> list[str]:
     """The keys that all ranks have listed for deletion."""
     there = [key for rank in range(store.size) if store.flag_is_up(key := f"left/{rank}")]
-    found = dict[str, None]()
-    for key, text in zip(there, store.read(there) if there else [], strict=True):
-        try:
-            names: Any = json.loads(text)
-            found |= {str(name): None for name in names}
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(key, text) from None
-    return [*found]
+    named = [store.parsed(key, text, list[Any]) for key, text in zip(there, store.read(there), strict=True)]
+    return [*dict.fromkeys(str(name) for names in named for name in names)]
 
 
 def _all_have_left(store: SharedStore) -> bool:

@@ -1,18 +1,21 @@
 """The store in which ranks meet: one client of it, why it does not answer, and how threads that wait for it are released."""
 
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch.distributed import HashStore, PrefixStore, Store, distributed_c10d  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import PeerError
 from gossamer.core.torch_private import private_name
+
+T = TypeVar("T")
 
 LONGEST = 2**20  # bytes of a value; no rank writes a longer one
 
@@ -68,10 +71,7 @@ class SharedStore:
     def are_there(self, names: Sequence[str]) -> bool:
         return self.raw.check(list(names))
 
-    def take_down(self, name: str) -> None:
-        self.raw.delete_key(name)
-
-    def take_all_down(self, names: Sequence[str]) -> None:
+    def take_down(self, *names: str) -> None:
         for name in names:
             self.raw.delete_key(name)
 
@@ -95,6 +95,24 @@ class SharedStore:
             return value.decode()
         except UnicodeDecodeError:
             raise self.malformed(name, repr(value)) from None
+
+    def numbers(self, names: Sequence[str], below: int = 10**18) -> list[int]:
+        """The values of existing keys, which are whole numbers from 0; an error for any other."""
+        texts = self.read(names)
+        for name, text in zip(names, texts, strict=True):
+            if not (text.isascii() and text.isdigit() and len(text) < 19 and int(text) < below):
+                raise self.malformed(name, text)
+        return [int(text) for text in texts]
+
+    def parsed(self, name: str, text: str, read: Callable[[Any], T | None]) -> T:
+        """What `read` makes of a key's JSON; an error where it fails or returns None, since no rank writes that."""
+        try:
+            found = read(json.loads(text))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            found = None
+        if found is None:
+            raise self.malformed(name, text)
+        return found
 
     def malformed(self, name: str, value: str) -> PeerError:
         """The error for a value that no rank writes."""

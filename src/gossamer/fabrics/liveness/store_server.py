@@ -93,7 +93,7 @@ def _beats(store: SharedStore) -> dict[int, Beat]:
     if not store.flag_is_up("terms"):
         return {}
     (text,) = store.read(["terms"])
-    return Seats(store, Terms.read(store, text)).beats()
+    return Seats(store, store.parsed("terms", text, Terms.of)).beats()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send, Verb
 from gossamer.core.wire import LazyWire, Read, receive_order
 
-OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS: dict[ReduceOp, Any] = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 # Types that both gloo and NCCL add up; gloo also takes bool, but leaves values in it that are not booleans.
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -32,15 +33,25 @@ class Connection(Protocol):
 
     def look(self) -> None:
         """Raise an error if another rank's connection has ended, without waiting. NCCL cannot tell."""
-        ...
 
     def tear(self) -> None:
         """End all waits on this connection with an error, from any thread. It cannot be used any more."""
-        ...
 
     def hang_up(self, patience: float) -> None:
         """Close it, while no request is under way; peers that wait for this rank fail. Sends get `patience` seconds."""
-        ...
+
+
+def all_reduce(group: Any, tensor: Tensor, op: ReduceOp, timeout: timedelta | None = None) -> Tensor:
+    """Reduce a tensor in place, over a backend's own group."""
+    flat = tensor.contiguous()
+    options = dist.AllreduceOptions()
+    options.reduceOp = _OPS[op]
+    if timeout is not None:
+        options.timeout = timeout
+    group.allreduce([flat], options).wait()
+    if flat is not tensor:
+        tensor.copy_(flat)
+    return tensor
 
 
 def read_all(wires: Sequence[Tensor], read: Read, rank: int) -> list[Tensor]:

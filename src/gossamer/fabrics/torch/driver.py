@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -18,12 +18,12 @@ from gossamer.core.verbs import (
     AllToAll,
     Among,
     Compute,
-    Handle,
     Join,
     Now,
     OptimizerStep,
-    Program,
+    Receive,
     Regroup,
+    Send,
     Shared,
     Start,
     TakeTicket,
@@ -32,7 +32,7 @@ from gossamer.core.verbs import (
     WaitQuorum,
 )
 from gossamer.core.wire import LazyWire
-from gossamer.costs.crossing import Traffic, traffic
+from gossamer.costs.crossing import traffic
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, RankStatus
 from gossamer.fabrics.liveness.store import SharedStore, may_wait, poll
 from gossamer.fabrics.torch.comm_thread import Task
@@ -42,25 +42,17 @@ from gossamer.fabrics.torch.gloo import Gloo
 from gossamer.fabrics.torch.group import RankGroup
 from gossamer.fabrics.torch.last_collective import LastCollective
 from gossamer.fabrics.torch.rendezvous import Meet
+from gossamer.fabrics.torch.tickets import QuorumWait
 from gossamer.fabrics.torch.timers import request_timer_of
+
+if TYPE_CHECKING:
+    from gossamer.fabrics.torch.fabric import TorchFabric
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _SLOW = 4.0  # more seconds that a failed rank waits for a slow store
 _LOOK = 0.25  # seconds between two looks at the connections, while this rank waits in the store
-
-
-class Parent(Protocol):
-    """The methods of a fabric that its drivers call."""
-
-    @property
-    def per_node(self) -> int: ...
-    def start(self, program: Program[Any], label: str = "", step: int = 0, lane: str = "comm") -> Handle[Any]: ...
-    def join(self, handle: Handle[Any]) -> Any: ...
-    def note(self, step: int, verb: str, label: str, numbers: Traffic, among: Among, seconds: float) -> int: ...
-    def amend(self, place: int, seconds: float) -> None: ...
-    def busy(self, seconds: float) -> None: ...
 
 
 class _Trouble(Exception):
@@ -81,7 +73,7 @@ class NetworkDriver:
     """Answers the verbs of one comm thread, on its own connections and its own part of the fabric's store."""
 
     def __init__(
-        self, parent: Parent, lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
+        self, parent: "TorchFabric", lane: str, store: SharedStore, pulse: Heartbeat, check: int, device: torch.device
     ) -> None:
         self._parent, self._lane, self._fabric, self._pulse, self._check = parent, lane, store, pulse, check
         self._device, self.watch = device, request_timer_of(device, parent.amend)
@@ -213,27 +205,22 @@ class NetworkDriver:
 
     def _answer_in(self, group: RankGroup, verb: Shared, handle: Task, halt: threading.Event) -> Any:
         match verb:
-            case AllReduce() | AllGather() | AllToAll():
-                refuse(verb, group.connection.size, group.connection.rank, self._device)
-                group.collectives += 1
-                if self._is_to_be_compared(group, verb, handle):
-                    self._compare(group, handle, halt)
-                group.before += 1
-                answer = self._cross(group, verb, handle)
-                if self.last is not None and group is self._world:
-                    self.last.came(verb, answer)
-                if isinstance(verb, AllReduce) and verb.tensor.numel():
-                    group.tickets.all_have_come()
-                if _waits_for_all(verb):
-                    group.came_out = True
-                return answer
             case TakeTicket(name):
                 return _network(lambda: group.tickets.claim(name))
             case WaitQuorum():
                 return _network(lambda: self._closed(group, verb, halt))
             case _:
                 refuse(verb, group.connection.size, group.connection.rank, self._device)
-                return self._cross(group, verb, handle)
+        if isinstance(verb, Send | Receive):
+            return self._cross(group, verb, handle)
+        if group.counts(verb, handle.label, handle.by_itself, self._check):
+            self._compare(group, handle, halt)
+        group.before += 1
+        answer = self._cross(group, verb, handle)
+        if self.last is not None and group is self._world:
+            self.last.came(verb, answer)
+        group.ended(verb)
+        return answer
 
     def _group_of(self, verb: Shared) -> RankGroup:
         among = plain(verb, self._store.size).among
@@ -313,26 +300,12 @@ class NetworkDriver:
 
         There is no deadline here: a quorum may take as long as a step; the thread that joins the program has one.
         """
-        holders: tuple[int, ...] | None = None
-        began, seen = time.monotonic(), list[float]()
+        quorum = QuorumWait(group.tickets, verb)
         group.tickets.sweep()
-
-        def ready() -> bool:
-            nonlocal holders
-            count = verb.count
-            if verb.fallback:
-                since = time.monotonic() - began
-                drawn = group.tickets.drawn(verb.name)
-                seen.extend([since] * (drawn - len(seen)))
-                enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.fallback)
-                count = group.tickets.settled(verb.name, min(drawn, count) if enough else None)
-            holders = group.tickets.holders(verb.name, count) if count else None
-            return holders is not None
-
-        self._poll(ready, halt)
-        if holders is None:
+        self._poll(quorum.is_met, halt)
+        if quorum.holders is None:
             raise _Trouble("another rank has left this comm thread")
-        return TicketHolders.seen(holders, seen[: len(holders)])
+        return TicketHolders.seen(quorum.holders, quorum.seen[: len(quorum.holders)])
 
     def _compare(self, group: RankGroup, handle: Task, halt: threading.Event) -> None:
         """Check that all ranks of a group are about to do the same collective.
@@ -344,12 +317,6 @@ class NetworkDriver:
         posts = _network(lambda: read_all(store, key, self._meet_all(group, store, key, mine.write(), halt)))
         if not all(mine.agrees(store.rank, post, other) for other, post in posts.items()):
             raise _Trouble("the ranks are about to run different collectives")
-
-    def _is_to_be_compared(self, group: RankGroup, verb: Verb, handle: Task) -> bool:
-        if len(group.ranks) == 1 or not self._check:
-            return False
-        unusual = group.usual.breaks_with(handle.label, group.before, verb, handle.by_itself)
-        return unusual or group.collectives <= self._check
 
     def _meet_all(
         self, group: RankGroup, store: SharedStore, key: str, text: str, halt: threading.Event
@@ -407,17 +374,6 @@ class NetworkDriver:
         peer_error = PeerError(f"{place}. {report.answer(self._pulse.answers())}")
         peer_error.__cause__ = error.__cause__
         return peer_error
-
-
-def _waits_for_all(verb: Verb) -> bool:
-    """True if no rank can finish it before all have started it; an empty one crosses no network."""
-    match verb:
-        case AllReduce(tensor, _):
-            return tensor.numel() > 0
-        case AllGather(wire):
-            return wire.numel() > 0
-        case _:
-            return False
 
 
 def _network(ask: Callable[[], Any]) -> Any:

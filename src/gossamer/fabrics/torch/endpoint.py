@@ -121,9 +121,7 @@ class Endpoint:
             group = nccl.new_group([everyone[r] for r in ranks], size, deadline, self.device)
             return nccl.Nccl(group, rank, size, self.device)
         patience = waits.deadline
-        if isinstance(
-            self.group, Members
-        ):  # one that has died since it posted its address is not connected to for ever
+        if isinstance(self.group, Members):  # one may have died since it posted its address
             patience = min(patience, max(self.group.silence, _CONNECT))
         group = gloo(meet, rank, size, patience)
         return Gloo(group, rank, size) if way == "gloo" else Staged(group, rank, size, self.device)

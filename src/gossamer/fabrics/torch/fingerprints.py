@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from gossamer.core.errors import PeerError
@@ -45,19 +46,15 @@ class CollectiveFingerprint(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def read(store: SharedStore, key: str, text: str) -> "CollectiveFingerprint":
-        try:
-            fields: Any = json.loads(text)
-            step, label, request, verb, sends, expects, trouble, among, by_itself = fields
-            fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
-            fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
-            fits = fits and isinstance(by_itself, bool)
-            fits = fits and len(sends) == len(expects) in (0, len(among) or store.size)
-        except (ValueError, TypeError, RecursionError):
-            raise store.malformed(key, text) from None
-        if not fits:
-            raise store.malformed(key, text)
-        return CollectiveFingerprint(step, label, request, verb, sends, expects, trouble, tuple(among), by_itself)
+    def of(fields: Any, size: int) -> "CollectiveFingerprint | None":
+        """A position as one of `size` ranks has written it; None for anything else."""
+        step, label, request, verb, sends, expects, trouble, among, by_itself = fields
+        fits = all(isinstance(n, int) for n in (step, request, *sends, *expects, *among))
+        fits = fits and all(isinstance(word, str) for word in (label, verb, trouble))
+        fits = fits and isinstance(by_itself, bool)
+        fits = fits and len(sends) == len(expects) in (0, len(among) or size)
+        found = CollectiveFingerprint(step, label, request, verb, sends, expects, trouble, tuple(among), by_itself)
+        return found if fits else None
 
     def agrees(self, mine: int, other: "CollectiveFingerprint", theirs: int) -> bool:
         """Whether the place `mine` of a group here and the place `theirs` there are about to do the same thing."""
@@ -83,7 +80,8 @@ class CollectiveFingerprint(NamedTuple):
 
 def read_all(store: SharedStore, key: str, posts: Mapping[int, str]) -> dict[int, CollectiveFingerprint]:
     """Parse the positions that the ranks have posted, by rank."""
-    return {rank: CollectiveFingerprint.read(store, f"{key}/{rank}", text) for rank, text in posts.items()}
+    read = partial(CollectiveFingerprint.of, size=store.size)
+    return {rank: store.parsed(f"{key}/{rank}", text, read) for rank, text in posts.items()}
 
 
 def position(step: int, label: str, request: int, verb: Verb | None, by_itself: bool = False) -> CollectiveFingerprint:
@@ -146,7 +144,8 @@ def explain(
             "again from a checkpoint. If a rank was only slow, give more time: attach(deadline=...)."
         )
     if busy := [r for r in silent if r in alive]:
-        lines.append(f"{ranks(busy).capitalize()} {_is(busy)} alive, and busy elsewhere.")
+        are = "is" if len(busy) == 1 else "are"
+        lines.append(f"{ranks(busy).capitalize()} {are} alive, and busy elsewhere.")
     if gone := [r for r in left if r not in others]:
         has = "has" if len(gone) == 1 else "have"
         lines.append(
@@ -158,10 +157,6 @@ def explain(
             f"Rank {other} is at {'the same position' if same else position}.{_differing(rank, mine, other, position)}"
         )
     return " ".join(lines)
-
-
-def _is(numbers: list[int]) -> str:
-    return "is" if len(numbers) == 1 else "are"
 
 
 def _differing(rank: int, mine: CollectiveFingerprint, other: int, theirs: CollectiveFingerprint) -> str:

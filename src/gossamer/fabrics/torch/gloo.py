@@ -9,14 +9,13 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.memory_pool import MemoryPool
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send
 from gossamer.core.wire import LazyWire, Read, receive_order, send_order
-from gossamer.fabrics.torch.connection import OPS, Crossing, made, read_all
+from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_all
 
 _AT_ONCE = timedelta(milliseconds=1)
 _LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of messages, part of their tags
@@ -49,16 +48,16 @@ class Gloo:
         self._new = new or kept()
         self._outbox = PendingSends()
         self._own = deque[Tensor]()  # sent by this rank to itself
-        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](
-            deque
-        )  # by source: receives under way, and their buffers
+        # Receives under way, and their buffers, by source.
+        self._posted = defaultdict[int, deque[tuple[Any, Tensor]]](deque)
 
     def answer(self, verb: Crossing) -> Any:
         if self._outbox.error is not None:
             raise self._outbox.error
         match verb:
             case AllReduce(tensor, op):
-                return self._all_reduce(tensor, op)
+                crosses = self.size > 1 and tensor.numel()
+                return all_reduce(self._group, tensor, op, FOR_EVER) if crosses else tensor
             case AllGather(wire, read):
                 return self._all_gather(wire) if read is None else self._read_all_gather(wire, read)
             case AllToAll(wires, lengths, read):
@@ -106,17 +105,6 @@ class Gloo:
             self._outbox.close(3.0)
         self._posted.clear()
         self._group = None
-
-    def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
-        if self.size > 1 and tensor.numel():
-            flat = tensor.contiguous()
-            options = dist.AllreduceOptions()
-            options.reduceOp = OPS[op]
-            options.timeout = FOR_EVER
-            self._group.allreduce([flat], options).wait()
-            if flat is not tensor:
-                tensor.copy_(flat)
-        return tensor
 
     def _all_gather(self, wire: Tensor) -> list[Tensor]:
         if self.size == 1 or wire.numel() == 0:

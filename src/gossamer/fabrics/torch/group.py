@@ -51,6 +51,24 @@ class RankGroup:
             self.came_out = False
         return posts
 
+    def counts(self, verb: Verb, label: str, by_itself: bool, check: int) -> bool:
+        """Count a collective that is about to begin; True if the ranks are to compare it: one of the first `check`, or unusual."""
+        self.collectives += 1
+        if len(self.ranks) == 1 or not check:
+            return False
+        return self.usual.breaks_with(label, self.before, verb, by_itself) or self.collectives <= check
+
+    def ended(self, verb: Verb) -> None:
+        """Note the end of a collective: no rank can finish one before all have started it; an empty one crosses no network."""
+        match verb:
+            case AllReduce(tensor) if tensor.numel():
+                self.tickets.all_have_come()
+                self.came_out = True
+            case AllGather(wire) if wire.numel():
+                self.came_out = True
+            case _:
+                pass
+
     def clear(self) -> None:
         for store, key in self._posted:
             store.take_down(key)

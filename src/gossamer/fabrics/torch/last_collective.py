@@ -107,6 +107,11 @@ class LastCollective:
         """True if the broken task had asked some of the ranks only."""
         return self.broken is not None and isinstance(self.broken.verb, Shared) and self.broken.verb.among is not None
 
+    @property
+    def has_its_answer(self) -> bool:
+        """True if the broken task can be driven on with the answer to its own request."""
+        return self.broken is not None and self.broken.arrived and not (self.is_resolved or self.broke_among_some)
+
     def awaits(self, ranks: int) -> int:
         """Bytes of the answer that the broken task waits for; 0 if none can be given to it. `ranks` were there."""
         if self.broken is None or self.broken.arrived or self.broken.task.order is not None or self.broke_among_some:
@@ -147,17 +152,15 @@ class LastCollective:
                 self.drive_on(tensor.copy_(shared))
             case AllGather(wire, read):
                 wires = [w.to(wire.device) for w in bits.split(wire.numel())]
-                for rank in range(len(wires)) if read is not None else ():
+                if read is None:
+                    self.drive_on(wires)
+                    return
+                for rank, came in enumerate(wires):
                     if rank not in self._wires:
-                        _read(read, rank, wires[rank])
-                self.drive_on(wires if read is None else [])
+                        read(rank, came)
+                self.drive_on([])
             case _:
                 raise TypeError(f"{type(self.broken.verb).__name__} has an answer of each rank's own")
-
-
-def _read(read: Read | None, rank: int, wire: Tensor) -> None:
-    if read is not None:
-        read(rank, wire)
 
 
 class RankPosition(NamedTuple):
@@ -182,13 +185,7 @@ def level(last: LastCollective | None, ranks: int, rank: int, device: torch.devi
     Returns True if others have completed a task that this rank has not, and cannot; None if it cannot tell, since others have
     met again since its generation ended.
     """
-    if (
-        last is not None
-        and last.broken is not None
-        and last.broken.arrived
-        and not last.is_resolved
-        and not last.broke_among_some
-    ):
+    if last is not None and last.broken is not None and last.has_its_answer:
         last.drive_on(last.broken.answer)
     mine = RankPosition.of(last, ranks)
     wires = yield from all_gather(torch.tensor(mine, dtype=torch.int64).to(device).view(torch.uint8))

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core.errors import AttachError
-from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, ReduceOp, Send
+from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send
 from gossamer.core.wire import LazyWire, Read, send_order
 from gossamer.fabrics.liveness.store import default_store
-from gossamer.fabrics.torch.connection import OPS, Crossing, made, read_all
+from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_all
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
 _HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -90,7 +90,7 @@ class Nccl:
             self._exchange()
         match verb:
             case AllReduce(tensor, op):
-                return self._all_reduce(tensor, op)
+                return all_reduce(self._group, tensor, op) if tensor.numel() else tensor
             case AllGather(wire, read):
                 wires = self._all_gather(wire)
                 return wires if read is None else read_all(wires, read, self.rank)
@@ -118,16 +118,6 @@ class Nccl:
         end = getattr(group, "shutdown", None) or group._shutdown  # called so until torch 2.6
         if patience <= 0 or not _within(min(patience, _FAREWELL), end):
             _within(_FAREWELL, group.abort)
-
-    def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> Tensor:
-        if tensor.numel():
-            flat = tensor.contiguous()
-            options = dist.AllreduceOptions()
-            options.reduceOp = OPS[op]
-            self._group.allreduce([flat], options).wait()
-            if flat is not tensor:
-                tensor.copy_(flat)
-        return tensor
 
     def _all_gather(self, wire: Tensor) -> list[Tensor]:
         if wire.numel() == 0:

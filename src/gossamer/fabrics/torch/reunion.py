@@ -33,8 +33,8 @@ class Reunion:
         self._meet = meet
         members = self._fabric.members
         assert members is not None
-        for driver in self._fabric.drivers:
-            driver.last = self.listener()
+        for lane in self._fabric.session.lanes.values():
+            lane.driver.last = self.listener()
 
     def listener(self) -> LastCollective | None:
         members = self._fabric.members
@@ -76,7 +76,7 @@ class Reunion:
         if self._meet is None or self._meets:
             return
         error = task.error
-        if self._fabric.is_open(task.lane):
+        if self._fabric.session.holds(task.lane):
             if not isinstance(error, PeerError):
                 return
             self._again(error, *self._place())
@@ -86,7 +86,7 @@ class Reunion:
             raise MembersChanged(f"the members have changed: {error}") from error
 
     def _place(self) -> tuple[LastCollective | None, int]:
-        return self._fabric.last_on("comm"), len(self._fabric.present.ranks)
+        return self._fabric.session.lanes["comm"].driver.last, len(self._fabric.present.ranks)
 
     def _again(self, failure: PeerError, last: LastCollective | None, ranks: int) -> None:
         life = self._fabric.present.life

@@ -1,4 +1,4 @@
-"""Orders the CUDA streams of the training loop and of a comm thread around a started program. Not yet run on a GPU."""
+"""Orders the CUDA streams of the training loop and of a comm thread around a started program."""
 
 import inspect
 import time

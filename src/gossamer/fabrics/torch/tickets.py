@@ -1,7 +1,9 @@
 """Tickets: counters from which ranks take numbers, deleted when no rank can ask for them any more."""
 
+import time
 from collections import deque
 
+from gossamer.core.verbs import WaitQuorum
 from gossamer.fabrics.liveness.store import SharedStore
 
 # A late rank may take a ticket after its counter was closed; it must not create keys again that were just deleted.
@@ -41,10 +43,10 @@ class Tickets:
             return 0
         if count is not None:
             self._raw.compare_set(key, "", str(count))
-        (text,) = self._store.read([key])
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= self._store.size):
-            raise self._store.malformed(key, text)
-        return int(text)
+        (closed,) = self._store.numbers([key], below=self._store.size + 1)
+        if not closed:
+            raise self._store.malformed(key, "0")
+        return closed
 
     def holders(self, name: str, count: int) -> tuple[int, ...] | None:
         """The ranks that took the first `count` tickets, in order; None while fewer are taken."""
@@ -54,13 +56,7 @@ class Tickets:
         if name not in self._read:  # a quorum that grows is asked for again
             self._read.append(name)
             self._claimed.pop(name, None)
-        texts = self._store.read(keys)
-        return tuple(self._holder(key, text) for key, text in zip(keys, texts, strict=True))
-
-    def _holder(self, key: str, text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < self._store.size):
-            raise self._store.malformed(key, text)
-        return int(text)
+        return tuple(self._store.numbers(keys, below=self._store.size))
 
     def all_have_come(self) -> None:
         """Note that a collective has ended on this comm thread: all ranks have read the counters before it."""
@@ -72,11 +68,31 @@ class Tickets:
         while len(self._done) > KEPT:
             name = self._done.popleft()
             if self._rank == 0:
-                self._store.take_all_down(keys_of(name, self._raw.add(name, 0)))
+                self._store.take_down(*keys_of(name, self._raw.add(name, 0)))
 
     def open(self) -> list[str]:
         """The counters that this rank knows of, by their full keys in the store."""
         return [self._store.place + name for name in dict.fromkeys([*self._done, *self._read, *self._claimed])]
+
+
+class QuorumWait:
+    """A rank's wait for tickets."""
+
+    def __init__(self, tickets: Tickets, verb: WaitQuorum) -> None:
+        self._tickets, self._verb, self._began = tickets, verb, time.monotonic()
+        self.holders: tuple[int, ...] | None = None  # once it is met
+        self.seen = list[float]()  # after how many seconds this rank saw each ticket, where there is a fallback
+
+    def is_met(self) -> bool:
+        """True if enough tickets are taken, or a fallback holds; the first rank to find that decides for all."""
+        verb, tickets, count = self._verb, self._tickets, self._verb.count
+        if verb.fallback:
+            since, drawn = time.monotonic() - self._began, tickets.drawn(verb.name)
+            self.seen += [since] * (drawn - len(self.seen))
+            enough = drawn >= count or any(since >= s and drawn >= least for s, least in verb.fallback)
+            count = tickets.settled(verb.name, min(drawn, count) if enough else None)
+        self.holders = tickets.holders(verb.name, count) if count else None
+        return self.holders is not None
 
 
 def keys_of(name: str, count: int) -> list[str]:

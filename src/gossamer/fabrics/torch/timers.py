@@ -6,9 +6,9 @@ On a GPU they measure the time between two events, known once both have happened
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,14 +17,7 @@ Note = Callable[[float], int]  # adds a ledger entry with its seconds; returns i
 Amend = Callable[[int, float], None]  # sets the seconds of the entry at an index
 
 
-class RequestTimer(Protocol):
-    """Times the requests of one comm thread; it calls `begin` and `end`, any thread calls `settle`."""
-
-    def begin(self) -> Any: ...
-
-    def end(self, began: Any, note: Note) -> None: ...
-
-    def settle(self) -> None: ...
+# -- requests of one comm thread, which calls `begin` and `end`; any thread calls `settle` ----------------------------------
 
 
 class HostRequestTimer:
@@ -62,22 +55,15 @@ class EventRequestTimer:
                 self._amend(place, _seconds(began, ended))
 
 
-class ExposedTime(Protocol):
-    """Times how long the training loop waits for the network: all waits within `counted`."""
-
-    since: float | None  # when the one under way began, by the host's clock
-
-    def counted(self) -> AbstractContextManager[None]: ...
-
-    def gap(self, ready: Any, arrived: Any) -> None:
-        """Count a wait of a stream from the event `ready` to the event `arrived`."""
-        ...
+# -- how long the training loop waits for the network: all waits within `counted` --------------------------------------------
 
 
 class HostExposedTime:
+    """Counts the time in which the host waits."""
+
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self.since: float | None = None
+        self.since: float | None = None  # when the wait under way began, by the host's clock
 
     @contextmanager
     def counted(self) -> Generator[None]:
@@ -112,6 +98,7 @@ class EventExposedTime:
             self._counts, self.since = False, None
 
     def gap(self, ready: Any, arrived: Any) -> None:
+        """Count a wait of a stream from the event `ready` to the event `arrived`."""
         if self._counts:
             self._gaps.append((ready, arrived))
 
@@ -131,9 +118,9 @@ def timed_event(device: torch.device) -> Any:
     return event
 
 
-def request_timer_of(device: torch.device, amend: Amend) -> RequestTimer:
+def request_timer_of(device: torch.device, amend: Amend) -> HostRequestTimer | EventRequestTimer:
     return EventRequestTimer(device, amend) if device.type == "cuda" else HostRequestTimer()
 
 
-def exposed_time_of(device: torch.device, tell: Tell) -> ExposedTime:
+def exposed_time_of(device: torch.device, tell: Tell) -> HostExposedTime | EventExposedTime:
     return EventExposedTime(tell) if device.type == "cuda" else HostExposedTime(tell)
