@@ -13,13 +13,12 @@ from rich.table import Table
 from gossamer.bench.cli.compare import Slow, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.emulation import Compute, check_compute
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, made_folder, writing
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.formatting import ranks_on
 from gossamer.core import files
-from gossamer.core.errors import OutputError
 
 if TYPE_CHECKING:
     from gossamer.bench.compare.steps import StepRow
@@ -38,6 +37,7 @@ NOISE = [
     *("scatter(topk(0.03)) + error_feedback()", "powersgd(rank=4)"),
 ]
 
+ANOTHER = "give another folder, or --force"
 AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
 ROWS = files.FileKind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
 
@@ -172,24 +172,16 @@ def _rates(text: str, hosts: int) -> list[str]:
 
 def _prepare(folder: Path, rates: list[str], force: bool) -> None:
     """Check the output files before measuring, which takes hours."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(made_folder(folder), ANOTHER):
         for name in ("steps.json", "steps.md", *map(_plot, rates)):
             files.writable(folder / name, _kind(name), force)
-    except OutputError as error:
-        raise InputError(f"{error}; give another folder, or --force") from None
-    except OSError as error:
-        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
 
 
 def _write(rows: "list[StepRow]", folder: Path, force: bool) -> None:
     texts = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": AUTHOR + as_markdown(rows)}
-    try:
+    with writing(folder, ANOTHER):
         for name, text in (texts | plots(rows)).items():
             files.write(folder / name, text, _kind(name), force)
-    except OSError as error:
-        why = error.strerror or error
-        raise FailedError(f"the results could not be written to {folder}: {why}") from None
 
 
 def _kind(name: str) -> files.FileKind:

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, writing
 
 
 def explain(
@@ -28,24 +28,22 @@ def explain(
     from gossamer.bench.explain import as_text, explain
     from gossamer.bench.report import explained
     from gossamer.core import files
-    from gossamer.core.errors import AttachError, OutputError
+    from gossamer.core.errors import AttachError
     from gossamer.recipe import Recipe
 
     meant = parts.subject(recipe)
     if not isinstance(meant, Recipe):
         raise InputError(f"{recipe!r} is a part, not a recipe: 'gossamer recipes {recipe}' says what it is for")
-    try:
-        if out is not None:
+    if out is not None:
+        with writing(out):
             files.writable(out, explained.PAGE, force)
+    try:
         told = explain(meant, ranks, steps)
-        if out is None:
-            print(as_text(told), end="")
-        else:
-            explained.write_html(told, recipe, out, force)
-            print(out)
     except AttachError as error:
         raise InputError(str(error)) from None
-    except OutputError as error:
-        raise InputError(f"{error}; give another place, or --force") from None
-    except OSError as error:
-        raise FailedError(f"{error.filename or out} could not be written: {error.strerror}") from None
+    if out is None:
+        print(as_text(told), end="")
+        return
+    with writing(out):
+        explained.write_html(told, recipe, out, force)
+    print(out)

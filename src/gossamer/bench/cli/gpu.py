@@ -17,8 +17,9 @@ from rich.table import Table
 import gossamer
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.output import writing
 from gossamer.core import files
-from gossamer.core.errors import GossamerError, OutputError, plainly
+from gossamer.core.errors import GossamerError, plainly
 
 if TYPE_CHECKING:
     from gossamer.bench.compare.gpu.launch import Runner
@@ -88,10 +89,8 @@ def _writable(out: Path, force: bool) -> None:
         raise InputError(
             f"there is no folder {out.absolute().parent} to write {out.name} to; name another file with --out"
         )
-    try:
+    with writing(out, "name another file with --out, or --force"):
         files.writable(out, KIND, force)
-    except OutputError as error:
-        raise InputError(f"{error}; name another file with --out, or --force") from None
 
 
 def _examined(runner: "Runner", say: Callable[[str], None]) -> "Report":
@@ -138,10 +137,8 @@ def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
         print(report.to_json())
     else:
         _print(report)
-    try:
+    with writing(out, "name another file with --out, or --force"):
         files.write(out, report.as_markdown(), KIND, force)
-    except OSError as error:
-        raise FailedError(f"the report could not be written to {out}: {error.strerror or error}") from None
     print(f"the report to send is {out}", file=sys.stderr)
     return int(bool(report.failures))
 

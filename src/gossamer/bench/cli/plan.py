@@ -15,8 +15,9 @@ from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.output import writing
 from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.cli.plan_tables import (
     as_dict,
@@ -31,7 +32,7 @@ from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
-from gossamer.core.errors import CostError, OutputError
+from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
@@ -151,10 +152,8 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
     """Refuse a page before anything is planned."""
     if any(asked is not None for asked in (explain_recipe, over, target)):
         raise InputError("--page is of a whole plan: leave out --explain, --over and --target")
-    try:
+    with writing(path, "give --page another file"):
         files.writable(path, PAGE)
-    except OutputError as error:
-        raise InputError(f"{error}; give --page another file") from None
     if not path.parent.is_dir():
         raise InputError(
             f"{path} cannot be written: there is no folder {path.parent}; make it, or give --page another file"
@@ -168,10 +167,8 @@ def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     screen = console(stderr=True)
     with screen.status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
-    try:
+    with writing(path, "give --page another file"):
         planned.write_html(found, grid, path)
-    except OSError as error:
-        raise FailedError(f"{path} could not be written: {error.strerror}") from None
     screen.print(f"wrote {path}", markup=False)
 
 
