@@ -18,7 +18,7 @@ from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.checkpoints import tidy
 from gossamer.bench.compare.events import OnEvent
 from gossamer.bench.compare.load import describe
-from gossamer.bench.compare.local import run_here
+from gossamer.bench.compare.local import OnLine, RankExits, run_here
 from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import about
@@ -47,15 +47,19 @@ def launch(
     """
     builder = RecordBuilder(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
-    if rate and reason:
+    if reason:
         builder.unshaped(reason)
+        rate = None
     plan = replace(plan, network=builder.record.rate)
 
     def work() -> int:
-        ranks = program("gossamer.bench.compare.rank", plan.to_json())
-        if rate and not reason:
-            return _in_lab(hosts, rate, ranks, builder, plan)
-        return _here(hosts, ranks, builder, plan)
+        words = program("gossamer.bench.compare.rank", plan.to_json())
+        exits = run_ranks(hosts, plan.per_host, rate, words, builder.line)
+        if exits.first is not None:
+            builder.ended(*exits.first)
+        for number in exits.frozen:
+            builder.ended(number, -signal.SIGSTOP)
+        return int(exits.first is not None)
 
     try:
         return _with_load(builder, builder.follow(work), hosts * plan.per_host)
@@ -87,23 +91,13 @@ def _with_load(builder: RecordBuilder, ended: tuple[Record, int], ranks: int) ->
     return record, code
 
 
-def _in_lab(hosts: int, rate: str, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
-    result = run_lab(hosts, rate, command, per_host=plan.per_host, on_line=builder.line)
-    if result.first_failure is not None:
-        builder.ended(result.first_failure, result.exit_code)
-    for each in result.ranks:
-        if each.frozen:
-            builder.ended(each.rank, 128 + signal.SIGSTOP)
-    return result.exit_code
-
-
-def _here(hosts: int, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
-    exits = run_here(hosts * plan.per_host, command, builder.line)
-    if exits.first is not None:
-        builder.ended(*exits.first)
-    for number in exits.frozen:
-        builder.ended(number, -signal.SIGSTOP)
-    return int(exits.first is not None)
+def run_ranks(hosts: int, per_host: int, rate: str | None, command: Sequence[str], on_line: OnLine) -> RankExits:
+    """Run a command once per rank and wait for all: in a lab if a rate is given, else on this machine."""
+    if rate is None:
+        return run_here(hosts * per_host, command, on_line)
+    result = run_lab(hosts, rate, command, per_host=per_host, on_line=on_line)
+    codes = {} if result.first_failure is None else {result.first_failure: result.exit_code}
+    return RankExits(codes, [each.rank for each in result.ranks if each.frozen])
 
 
 def _record(plan: ComparePlan, hosts: int, rate: str | None, command: str) -> Record:

@@ -31,9 +31,7 @@ class RankExits:
     """Exit codes of the ranks that ended by themselves, as Popen gives them, in the order they ended."""
 
     codes: dict[int, int] = field(default_factory=dict)
-    frozen: list[int] = field(
-        default_factory=list
-    )  # ranks that were stopped by a signal such as SIGSTOP when we ended them
+    frozen: list[int] = field(default_factory=list)  # ranks that a signal such as SIGSTOP had stopped when we ended them
 
     @property
     def failures(self) -> dict[int, int]:
@@ -44,6 +42,20 @@ class RankExits:
         """The rank that failed first, and its code. A killed rank comes before ranks that failed because of it."""
         killed = {rank: code for rank, code in self.failures.items() if code < 0}
         return next(iter((killed or self.failures).items()), None)
+
+
+def ending(code: int) -> str:
+    """How a rank ended, by its exit code; that of a signal as Popen or as a shell gives it.
+
+    >>> ending(-15), ending(143), ending(3)
+    ('was killed by SIGTERM', 'was killed by SIGTERM', 'ended with code 3')
+    """
+    number = -code if code < 0 else code - 128
+    if number not in set(signal.Signals):
+        return f"ended with code {code}"
+    how = "frozen" if number == signal.SIGSTOP else "killed"
+    hint = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
+    return f"was {how} by {signal.Signals(number).name}{hint}"
 
 
 def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> RankExits:
@@ -98,7 +110,7 @@ def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Environment of one rank, as a launcher sets it. Variables of an outer launcher are removed."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
-    loopback = _loopback()
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")  # the second on a Mac
     return {
         **inherited,
         "PYTHONUNBUFFERED": "1",
@@ -110,16 +122,10 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already, so rank 0 opens none
-        **(
-            {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-        ),  # otherwise gloo listens on the address of the host's name
+        # Otherwise gloo listens on the address of the host's name.
+        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
         PARENT: str(os.getpid()),
     }
-
-
-def _loopback() -> str:
-    """Name of the loopback interface: "lo", on a Mac "lo0"."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
 class _RankWatch:

@@ -1,6 +1,5 @@
 """Collect the events of all ranks of one script run: rank 0's steps, every rank's losses, and why the run ended."""
 
-import signal
 from collections import deque
 from dataclasses import dataclass
 from math import isfinite
@@ -9,6 +8,7 @@ from time import monotonic
 
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import OnEvent, RankEvent
+from gossamer.bench.compare.local import ending
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Run, Step
 
@@ -136,16 +136,8 @@ class ScriptEvents:
 
     def killed(self, rank: int, code: int) -> None:
         """Note the rank that failed first; a killed rank could not report it itself."""
-        if any(d.rank == rank for d in self.deaths):
-            return
-        number = -code if code < 0 else code - 128
-        how = (
-            f"was killed by {signal.Signals(number).name}"
-            if number in set(signal.Signals)
-            else f"ended with code {code}"
-        )
-        hint = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
-        self.deaths.insert(0, Death(rank, how + hint, False))
+        if not any(d.rank == rank for d in self.deaths):
+            self.deaths.insert(0, Death(rank, ending(code), False))
 
     def conclude(self, ranks: int) -> None:
         """Write status, error and totals of the run into its record."""

@@ -21,13 +21,13 @@ from gossamer.bench.compare import events as told
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
-from gossamer.bench.compare.launch import UNFINISHED, machine, versions
-from gossamer.bench.compare.local import HERE, run_here
+from gossamer.bench.compare.launch import UNFINISHED, machine, run_ranks, versions
+from gossamer.bench.compare.local import HERE
 from gossamer.bench.compare.parent_death import PARENT, program
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.script_events import ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptSpec
-from gossamer.bench.lab import available, in_lab, run_lab
+from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
 from gossamer.bench.record import Record, Run
 from gossamer.core.errors import GossamerError, PeerError, plainly
@@ -166,18 +166,13 @@ def launch_script(
     """Run the script on the hosts of a lab if a rate is given and a lab can be made, else on this machine."""
     comparison = ScriptCompare(plan, hosts, rate, command, show, path)
     reason = available() if rate else None
-    if rate and reason:
+    if reason:
         comparison.record.note, comparison.record.rate = f"unshaped: {reason}", "unshaped"
         show(RankEvent(told.Note(f"no lab here, so times say little about a slow network: {reason}")))
+        rate = None
 
     def run(events: ScriptEvents) -> None:
-        words = plan.command(events.run)
-        if rate and not reason:
-            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=events.line)
-            if result.first_failure is not None:
-                events.killed(result.first_failure, result.exit_code)
-            return
-        exits = run_here(hosts * plan.per_host, words, events.line)
+        exits = run_ranks(hosts, plan.per_host, rate, plan.command(events.run), events.line)
         if exits.first is not None:
             events.killed(*exits.first)
 
