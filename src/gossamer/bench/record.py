@@ -15,9 +15,8 @@ from gossamer.core.text import cut, shown
 FORMAT = 2
 LARGEST = 1_000_000_000  # bytes; a million steps of one run take a sixth of it
 AUTHOR = {"written by": "gossamer"}  # comes first
-RECORD = files.FileKind(
-    "record of a run", (b'{"written by": "gossamer"', b'{"command": "gossamer ')
-)  # the second until 0.1
+MARKS = (b'{"written by": "gossamer"', b'{"command": "gossamer ')  # the second until 0.1
+RECORD = files.FileKind("record of a run", MARKS)
 
 Status = Literal["ok", "failed", "interrupted"]
 T = TypeVar("T")

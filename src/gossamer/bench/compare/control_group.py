@@ -17,9 +17,7 @@ from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.fabrics.liveness.store import SharedStore, default_store, why_silent
 
 MARGIN = 10.0  # seconds beyond the deadline: ranks that wait for a failed rank give up first, and then join it here
-SHORTEST = (
-    3.0  # the part of the margin needed to find out which rank is missing; the rest is for ranks that are a little late
-)
+SHORTEST = 3.0  # the part of it needed to find out which rank is missing; the rest is for ranks that are a little late
 PAUSE = 1.0  # seconds between two checks whether another rank has failed
 PATIENCE = 1.0  # seconds to ask the store which ranks are missing
 LONGEST = 64 * 2**20  # bytes of a text

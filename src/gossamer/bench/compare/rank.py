@@ -27,14 +27,7 @@ from gossamer.core.process_exit import exit_in_order
 from gossamer.runtime.recipe_changes import describe
 
 # Events that a resumed run must not lose.
-HISTORY = (
-    Step,
-    Evaluation,
-    events.ResidualNorm,
-    events.RecipeChange,
-    events.SpoiltCounts,
-    events.ModelAges,
-)
+HISTORY = (Step, Evaluation, events.ResidualNorm, events.RecipeChange, events.SpoiltCounts, events.ModelAges)
 START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
 
 
@@ -148,10 +141,8 @@ class RankLoop:
         A slice goes on to the end of a round; a run that is ahead by that waits until the others have caught up.
         """
         done, chunk = min((c.steps_done for c in self.alive.values()), default=0), self.plan.chunk
-        waiting, pace = (
-            list(self.alive),
-            done // chunk * chunk,
-        )  # a resumed run is evaluated at the same steps as an uninterrupted one
+        # A resumed run is evaluated at the same steps as an uninterrupted one.
+        waiting, pace = list(self.alive), done // chunk * chunk
         while waiting:
             pace += chunk
             for name in list(waiting):
@@ -208,13 +199,13 @@ class RankLoop:
 
     def _judge(self, run: RankRun) -> None:
         quality = self.reached[run.name] = run.quality()
-        sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("sent")
+        sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("between")
         self._tell(Evaluation(run.steps_done, run.clock.seconds, sent, quality), run.name)
 
     def _over_links(self, run: RankRun) -> dict[str, int]:
         """Bytes of a host's ranks over its link, between each other, and to their backends; means over the hosts."""
-        totals = {"sent": run.sent(), "inside": run.inside(), "handed": run.handed()}
-        means = self.control.means({k: v for k, v in totals.items() if v is not None})
+        totals = run.totals()
+        means = self.control.means(totals._asdict() if totals else {})
         return {k: int(v * self.plan.per_host) for k, v in means.items()}
 
     def _save(self, run: RankRun) -> None:
@@ -238,7 +229,7 @@ class RankLoop:
         self._tell_if_within_a_round(run)
         links = self._over_links(run)
         nic = self.control.means({"nic": run.clock.nic} if in_lab() else {})  # all ranks of a host read one counter
-        totals = (links.get("sent"), links.get("inside"), links.get("handed"))
+        totals = (links.get("between"), links.get("inside"), links.get("handed"))
         load = self.control.means(run.load.means())
         self._tell(events.Ended(*totals, int(nic["nic"]) if nic else None, **load), run.name)
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, tell
-from gossamer.bench.lab import in_lab, own_counters
+from gossamer.bench.compare.rank_run import Totals
+from gossamer.bench.lab import in_lab, lab_bytes
 from gossamer.bench.record import Evaluation, Step
 from gossamer.core.errors import AttachError
 from gossamer.integrations.metrics import Meter
@@ -80,10 +81,10 @@ class ScriptObserver(RunObserver):
     def begin(self, meter: Meter, kind: str) -> None:
         self.meter, self.kind = meter, kind
         meter.ledger.per_node = self.spec.per_host
-        worker, self.before = meter.worker, (meter.ledger.between, meter.ledger.inside, meter.ledger.handed)
+        worker, self.before = meter.worker, Totals.of(meter.ledger)
         self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
         self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
-        self.nic, self.first = _nic(), self._meters()
+        self.nic, self.first = lab_bytes(), self._meters()
         self.marks = self.first
         self.alive, self.began = monotonic(), perf_counter()
         parameters = sum(param.parameter.numel() for param in worker.params.values())
@@ -102,8 +103,7 @@ class ScriptObserver(RunObserver):
     def told(self, name: str, value: float) -> None:
         self.alive = monotonic()
         if name == "held_out":
-            sent = self._sent() if self.spec.per_host == 1 else None
-            tell(RankEvent(Evaluation(self._step, self._clock(), sent, value)))
+            tell(RankEvent(Evaluation(self._step, self._clock(), self._sent(), value)))
             return
         if not self.told_any:  # values of backward() reported so far do not count
             self.told_any, self.last, self.marks = True, 0, self.first
@@ -151,8 +151,7 @@ class ScriptObserver(RunObserver):
         steps = self._step - self.last
         if steps < 1:
             return
-        row = kind(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
-        row.sent = self._sent() if self.spec.per_host == 1 else None
+        row = kind(self._step, self._clock(), fmean(self.losses) if self.losses else loss, self._sent())
         if self.kind != DDP:
             before, self.marks = self.marks, self._meters()
             seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
@@ -171,37 +170,26 @@ class ScriptObserver(RunObserver):
         assert self.meter is not None
         return perf_counter(), self.meter.exposed_seconds, self.meter.ledger.busy_seconds
 
-    def _ring(self) -> int:
-        """Bytes of DDP's all-reduces over one rank's link, by the ring formula, since DDP keeps no ledger."""
-        assert self.meter is not None
-        return 2 * (self.size - 1) * self.dense // self.size * self._step
-
-    def _sent(self) -> int:
+    def _totals(self) -> Totals:
+        """Bytes of this rank since it attached; of DDP, which keeps no ledger, by the ring formula."""
         assert self.meter is not None
         if self.kind != DDP:
-            return self.meter.ledger.between - self.before[0]
-        per_host = self.spec.per_host
-        return self._ring() // per_host if self.size > per_host else 0
+            return Totals.of(self.meter.ledger).since(self.before)
+        ring, per_host = 2 * (self.size - 1) * self.dense // self.size * self._step, self.spec.per_host
+        between = ring // per_host if self.size > per_host else 0
+        return Totals(between, ring - between, self.dense * self._step)
 
-    def _inside(self) -> int:
-        assert self.meter is not None
-        return self._ring() - self._sent() if self.kind == DDP else self.meter.ledger.inside - self.before[1]
+    def _sent(self) -> int | None:
+        """Bytes over the host's link; None where other ranks share it."""
+        return self._totals().between if self.spec.per_host == 1 else None
 
     def _links(self) -> dict[str, int | None]:
-        nic = _nic() - self.nic if in_lab() else None
-        sent = {"wire_bytes": self._sent(), "inside_bytes": self._inside(), "logical_bytes": self._handed()}
-        return {"nic_bytes": nic, **sent}
-
-    def _handed(self) -> int:
-        assert self.meter is not None
-        return self.dense * self._step if self.kind == DDP else self.meter.ledger.handed - self.before[2]
+        nic = lab_bytes() - self.nic if in_lab() else None
+        wire, inside, handed = self._totals()
+        return {"nic_bytes": nic, "wire_bytes": wire, "inside_bytes": inside, "logical_bytes": handed}
 
 
 def _has_compiled() -> bool:
     """True if the script used torch.compile, whose cache makes later runs faster."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(getattr(dynamo, "counters", {}).get("frames"))
-
-
-def _nic() -> int:
-    return own_counters().sent_bytes if in_lab() else 0

@@ -42,6 +42,11 @@ def own_counters() -> Counters:
     return read_counters(os.environ[INTERFACE_VARIABLE])
 
 
+def lab_bytes() -> int:
+    """Bytes that this lab host has sent so far; 0 outside of a lab."""
+    return own_counters().sent_bytes if in_lab() else 0
+
+
 def read_counters(interface: str) -> Counters:
     """Return the counters of any interface that this process can see."""
     try:

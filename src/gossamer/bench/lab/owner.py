@@ -28,9 +28,7 @@ _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
 OnLine = Callable[[int, str], None]
 Plan = dict[str, Any]
-Streams = dict[
-    int, tuple[int | None, LineSplitter]
-]  # by file descriptor: the rank (None: the keeper), and its line splitter
+Streams = dict[int, tuple[int | None, LineSplitter]]  # by file descriptor: the rank (None: the keeper), and its lines
 
 
 @dataclass

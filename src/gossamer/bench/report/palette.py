@@ -26,11 +26,8 @@ HUES = [
     Colour("#752203", "#a46f4a"),  # brown
     Colour("#12a3a8", "#15d1dd"),  # teal
 ]
-PARTS = [
-    Colour("#c6ccd4", "#4b525b"),
-    Colour("#8a93a1", "#858e9a"),
-    Colour("#3f4754", "#d3d8de"),
-]  # no hue: those are for runs
+# No hue: those are for runs.
+PARTS = [Colour("#c6ccd4", "#4b525b"), Colour("#8a93a1", "#858e9a"), Colour("#3f4754", "#d3d8de")]
 MARKS = [  # SVG paths around the origin: circle, square, triangle, diamond
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",
