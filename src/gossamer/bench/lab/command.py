@@ -92,7 +92,7 @@ def run_lab(
         "grace": grace,
         "kill_after": kill_after,
     }
-    return own_lab(plan, links, on_line or partial(print_line, per_host=per_host))
+    return own_lab(plan, on_line or partial(print_line, per_host=per_host))
 
 
 def _check(

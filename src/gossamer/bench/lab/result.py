@@ -2,9 +2,6 @@
 
 from dataclasses import dataclass
 
-from .counters import Counters
-from .rates import Link
-
 TIMED_OUT = 124  # as the program `timeout` returns it
 
 
@@ -25,36 +22,12 @@ class RankResult:
 
 @dataclass(frozen=True)
 class HostResult:
-    """Result of one host: the traffic over its link, and its ranks."""
+    """Result of one host: bytes over its link, with packet headers, and its ranks."""
 
     number: int
-    link: Link
-    counters: Counters
+    sent_bytes: int
+    received_bytes: int
     ranks: tuple[RankResult, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code of its first rank that failed, else 0."""
-        return next((rank.exit_code for rank in self.ranks if rank.exit_code), 0)
-
-    @property
-    def stopped(self) -> bool:
-        """True if the lab ended any of its ranks."""
-        return any(rank.stopped for rank in self.ranks)
-
-    @property
-    def frozen(self) -> bool:
-        return any(rank.frozen for rank in self.ranks)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that left the host, with packet headers."""
-        return self.counters.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes that reached the host, with packet headers."""
-        return self.counters.received_bytes
 
 
 @dataclass(frozen=True)
