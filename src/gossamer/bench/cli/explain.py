@@ -27,6 +27,7 @@ def explain(
     from gossamer.bench.cli import parts  # it needs torch
     from gossamer.bench.explain import as_text, explain
     from gossamer.bench.report import explained
+    from gossamer.bench.report.pages import PAGE
     from gossamer.core import files
     from gossamer.core.errors import AttachError
     from gossamer.recipe import Recipe
@@ -36,7 +37,7 @@ def explain(
         raise InputError(f"{recipe!r} is a part, not a recipe: 'gossamer recipes {recipe}' says what it is for")
     if out is not None:
         with writing(out):
-            files.writable(out, explained.PAGE, force)
+            files.writable(out, PAGE, force)
     try:
         told = explain(meant, ranks, steps)
     except AttachError as error:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 import gossamer
-from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.knobs import at_rate
 from gossamer.bench.tune.points import Setting, settings
 from gossamer.bench.tune.record import Candidate, Trial, Tuning
-from gossamer.bench.tune.space import SearchOverride, Space, check, space
+from gossamer.bench.tune.space import SearchOverride, Space, TuningError, check, space
 from gossamer.bench.tune.training import Length, Result, parameters_of, run
 from gossamer.bench.workloads import Workload, get
 from gossamer.core.errors import GossamerError
