@@ -48,11 +48,11 @@ class LoadMeter:
         return {**found, "busy_cores": busy / self.seconds} if busy and self.seconds else found
 
     def _now(self) -> dict[str, float]:
-        now = {"processor": time.process_time(), MACHINE: _machine()}
+        now = {"processor": time.process_time(), MACHINE: busy_seconds()}
         return now if self.passes is None else {**now, "beside": self.passes.used, "late": self.passes.late}
 
 
-def _machine() -> float:
+def busy_seconds() -> float:
     """Seconds that all cores were busy since the machine started, the kernel's and others' work included; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
