@@ -78,6 +78,7 @@ HOMES = {  # module and function; of the other commands both have the command's 
     "train": "compare.train",
     "plan": "plan.plan_command",
     "simulate": "simulate.simulate_command",
+    "workloads": "recipes.workloads",
     "bench": "bench.app",
 }
 TELLS = ("recipes", "workloads")  # they only print, so they can be ended at any moment

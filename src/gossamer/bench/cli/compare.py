@@ -9,7 +9,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from gossamer.bench.cli import progress, script
-from gossamer.bench.cli.emulation import Compute, Timing, check_compute, compare_steps
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, bring, brought
 from gossamer.bench.cli.output import Force
@@ -23,6 +22,7 @@ from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.workloads import get
+from gossamer.bench.workloads.computing import ComputeTime
 
 Hosts = Annotated[
     int, typer.Option(min=1, max=MOST_HOSTS, help="How many hosts; with --rate, those of a lab. One rank on each.")
@@ -52,7 +52,13 @@ Lr = Annotated[
         help="A factor on the workload's learning rate, for all or as 'RECIPE=FACTOR' for one. May be repeated."
     ),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
+Compute = Annotated[
+    str | None,
+    typer.Option(
+        help="Emulate an accelerator: forward and backward wait for '150ms', '150ms lognormal 0.2' or "
+        "'150ms exponential 30ms' in place of computing. Losses mean nothing then."
+    ),
+]
 
 
 def train(
@@ -61,7 +67,7 @@ def train(
     hosts: Hosts = 4,
     per_host: PerHost = 1,
     rate: Rate = None,
-    steps: Steps = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 200,
     seed: int = 0,
     shards: Shards = "iid",
     out: Out = None,
@@ -133,7 +139,9 @@ def compare(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
-    timing: Timing = False,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Compare steps, not quality: every recipe trains for --steps steps.")
+    ] = False,
     compute: Compute = None,
     lr: Lr = None,
     force: Force = False,
@@ -158,7 +166,11 @@ def compare(
     plan = ComparePlan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
     plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
-    compare_steps(plan, timing, compute)
+    plan.compute, plan.timing = check_compute(compute), timing
+    if timing:
+        plan.baseline = ""  # a quality to reach; without it all have as many steps
+    elif compute is not None:
+        raise InputError("--compute emulates computing, so no quality can be compared: add --timing to compare steps")
     _check_place(plan, hosts, rate)
     output = RunOutput("compare", out, force, quiet, as_json)
     output.prepare()
@@ -171,6 +183,13 @@ def _named(recipes: list[str]) -> dict[str, str]:
         check(_absolute(text))
         names[_unused(_short(text), names)] = _absolute(text)
     return names
+
+
+def check_compute(text: str | None) -> str:
+    """The text of --compute, which must be one that ranks can read; empty if the option was not given."""
+    if text is not None:
+        ComputeTime.of(text)
+    return text or ""
 
 
 def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
