@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.bench.cli.console import columns
 from gossamer.bench.report.formatting import seconds
 from gossamer.bench.report.goodput_study import GoodputStudy, money, percent, studied
 from gossamer.costs.goodput import Goodput
@@ -63,9 +64,8 @@ def _money(study: GoodputStudy, value: float) -> list[str]:
 
 
 def _grid(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left", no_wrap=True)
+    table = columns(*heads)
+    table.header_style = "dim"
     return table
 
 
