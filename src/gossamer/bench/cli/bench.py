@@ -202,12 +202,12 @@ def plots(rows: list[StepRow]) -> dict[str, str]:
 
 def as_markdown(rows: list[StepRow]) -> str:
     """Format the rows as one Markdown table."""
-    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
     several, emulated = any(r.per_host > 1 for r in rows), any(r.compute for r in rows)
     slowed = any(r.slow for r in rows)
+    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire"]
+    heads += ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     heads += ["MB inside"] if several else []
     heads += ["slow ranks"] if slowed else []
-    heads[7:8] = ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
         time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
@@ -220,7 +220,7 @@ def as_markdown(rows: list[StepRow]) -> str:
 
 
 def _hides(row: StepRow) -> str | None:
-    """True to its name: what a recipe does beside computing is hidden if a step is hardly longer than computing alone."""
+    """What a recipe does beside computing is hidden if a step is hardly longer than computing alone."""
     if row.ratio_to_compute is None or row.recipe == "compute":
         return None
     return "yes" if row.ratio_to_compute <= HIDDEN else "no"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from gossamer.bench.lab import name_rank, name_ranks
 from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.core.text import cut
 from gossamer.fabrics.liveness.store import SharedStore, default_store, why_silent
 
 MARGIN = 10.0  # seconds beyond the deadline: ranks that wait for a failed rank give up first, and then join it here
@@ -21,6 +22,7 @@ SHORTEST = 3.0  # the part of it needed to find out which rank is missing; the r
 PAUSE = 1.0  # seconds between two checks whether another rank has failed
 PATIENCE = 1.0  # seconds to ask the store which ranks are missing
 LONGEST = 64 * 2**20  # bytes of a text
+LONGEST_VALUE = 300  # characters of a value that an error shows
 
 
 class CalledOffError(PeerError):
@@ -97,8 +99,8 @@ class ControlGroup:
         for name, value in everyone[0].items():
             for rank, other in enumerate(everyone):
                 if other[name] != value:
-                    told = f"{name} is {_cut(value)} on {self.named(0)} and {_cut(other[name])} on {self.named(rank)}"
-                    raise PeerError(f"{what}: {told}")
+                    mine, theirs = (cut(repr(each), LONGEST_VALUE) for each in (value, other[name]))
+                    raise PeerError(f"{what}: {name} is {mine} on {self.named(0)} and {theirs} on {self.named(rank)}")
 
     def named(self, rank: int) -> str:
         return name_rank(rank, self.per_host)
@@ -146,11 +148,6 @@ class ControlGroup:
 
     def _at(self, rank: int) -> int:
         return int(self._store.raw.get(str(rank)))
-
-
-def _cut(value: Any, most: int = 300) -> str:
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def new_group(timeout: float) -> dist.ProcessGroup:

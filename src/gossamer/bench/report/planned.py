@@ -36,10 +36,8 @@ CURVE = LineChart(
     "plan-rates",
     "A step over the link's rate",
     "Rings mark where a recipe begins to pay, or ceases to: it is faster than the first baseline by over 5 %.",
-    Axis("rate of a link", "rate", True),
-    Axis("seconds a step", "seconds", True),
-    [],
-    marks=False,
+    Axis("rate of a link", "rate", log=True),
+    Axis("seconds a step", "seconds", log=True),
 )
 
 

@@ -51,6 +51,11 @@ def cuts(n: int) -> Iterator[tuple[int, ...]]:
     yield 0, *sorted({n, *range(0, n, 1 + n // 50)}), n
 
 
+def _without_weight(accumulated: Calls) -> Calls:
+    """Those of decoding, which has no weight: the last argument of what accumulates."""
+    return lambda n: (args[:-1] for args in accumulated(n))
+
+
 def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         yield values(n), bounds
@@ -96,11 +101,6 @@ def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.ternary_encode(x, bounds, scales, key), bounds, scales, values(n, 1), 0.3
 
 
-def _decoded_trits(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bounds, scales, out, _ in _from_trits(n):
-        yield wire, bounds, scales, out
-
-
 def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """Three kinds for each length, since every kind and length is compiled anew; the lengths together take all."""
     kinds = [*zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True)]
@@ -129,11 +129,6 @@ def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         yield wire, bits, bucket, norms, values(n, 1), 0.7
-
-
-def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bits, bucket, norms, out, _ in _from_codes(n):
-        yield wire, bits, bucket, norms, out
 
 
 def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
@@ -170,11 +165,6 @@ def _from_small(n: int) -> Iterator[tuple[Any, ...]]:
         kernels.small_encode(x, form, steps, bucket, key, tops, wire)
         tops[-1:] = float("inf")
         yield wire, form, bucket, tops, values(n, 1), 0.7
-
-
-def _decoded_small(n: int) -> Iterator[tuple[Any, ...]]:
-    for *rest, out, _ in _from_small(n):
-        yield *rest, out
 
 
 def _to_rotated(n: int) -> Iterator[tuple[Any, ...]]:
@@ -222,11 +212,6 @@ def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         wire = torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
         yield wire, bounds, kernels.sign_encode(values(n), bounds, 1, wire), values(n, 1), 0.1
-
-
-def _decoded_signs(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bounds, scales, out, _ in _from_signs(n):
-        yield wire, bounds, scales, out
 
 
 def _chosen(n: int) -> Tensor:
@@ -325,22 +310,22 @@ CALLS: dict[str, Calls] = {
     "quantise": _by_magnitude,
     "quantise_accumulate": _from_codes,
     "quantise_accumulate_each": _from_rows,
-    "quantise_decode": _decoded_codes,
+    "quantise_decode": _without_weight(_from_codes),
     "quantise_each": _by_chunks,
     "quantise_encode": _to_codes,
     "scatter_add": _scatter,
     "small_accumulate": _from_small,
-    "small_decode": _decoded_small,
+    "small_decode": _without_weight(_from_small),
     "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
     "sign_accumulate": _from_signs,
-    "sign_decode": _decoded_signs,
+    "sign_decode": _without_weight(_from_signs),
     "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
     "ternary": _clipped_trits,
     "ternary_accumulate": _from_trits,
-    "ternary_decode": _decoded_trits,
+    "ternary_decode": _without_weight(_from_trits),
     "ternary_encode": _to_trits,
     "ternary_levels": _to_levels,
     "topk": _topk,
