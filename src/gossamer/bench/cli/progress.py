@@ -16,7 +16,7 @@ from rich.table import Table
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.plan import ComparePlan
-from gossamer.bench.compare.script_launch import ScriptPlan
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.report.formatting import seconds, size
 

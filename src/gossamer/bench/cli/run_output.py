@@ -17,7 +17,7 @@ from gossamer.bench.cli.output import PAGE, RECORD, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.events import FilesWritten, OnEvent, RankEvent
-from gossamer.bench.compare.script_launch import ScriptPlan
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.record import Record
 from gossamer.bench.report import write_html
 

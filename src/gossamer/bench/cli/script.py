@@ -12,7 +12,8 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.cli.run_output import RunOutput, command, is_a_rank
 from gossamer.bench.compare.baselines import BASELINES
-from gossamer.bench.compare.script_launch import ScriptError, ScriptPlan, check_script, join_script, launch_script
+from gossamer.bench.compare.script_launch import ScriptError, check_script, join_script, launch_script
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import parse_links
 from gossamer.core.errors import AttachError
 from gossamer.integrations import ddp

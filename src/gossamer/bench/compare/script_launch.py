@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,10 +20,10 @@ from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, machine, run_ranks, versions
 from gossamer.bench.compare.local import HERE
-from gossamer.bench.compare.parent_death import PARENT, program
+from gossamer.bench.compare.parent_death import PARENT
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.script_events import ScriptEvents, judge
-from gossamer.bench.compare.script_observer import ScriptSpec
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
 from gossamer.bench.record import Record, Run
@@ -46,30 +43,6 @@ UNTOLD = "the script logs no loss: compared by the values it calls backward() on
 
 class ScriptError(GossamerError, ValueError):
     """A script that cannot be compared as it is."""
-
-
-@dataclass
-class ScriptPlan:
-    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts."""
-
-    script: str
-    arguments: list[str]
-    contenders: dict[str, str]
-    deadline: float = 120.0
-    chunk: int = 5  # steps that a training loss is averaged over, at least
-    per_host: int = 1
-    imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # end every run after so many steps; 0: when the script ends
-    folder: str = ""  # to run the script in
-    began: float = field(default_factory=time.time)
-
-    def command(self, run: Run) -> list[str]:
-        """Command of one rank. In the script's arguments and its folder, {recipe} becomes the run's name as a file name."""
-        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
-        said = [a.replace("{recipe}", name) for a in self.arguments]
-        spec = ScriptSpec(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
-        spec.steps, spec.folder, spec.began = self.steps, self.folder.replace("{recipe}", name), self.began
-        return program("gossamer.bench.compare.script_rank", spec.to_json())
 
 
 RunScript = Callable[[ScriptEvents], None]
@@ -172,7 +145,7 @@ def launch_script(
         rate = None
 
     def run(events: ScriptEvents) -> None:
-        exits = run_ranks(hosts, plan.per_host, rate, plan.command(events.run), events.line)
+        exits = run_ranks(hosts, plan.per_host, rate, plan.command(events.run.name), events.line)
         if exits.first is not None:
             events.killed(*exits.first)
 
@@ -196,7 +169,7 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
     def run(events: ScriptEvents) -> None:
         with _meeting_place(rank) as door:
             port = int(control.texts(str(door))[0])
-            ended = _beside(plan.command(events.run), port, lambda line: rank or events.line(0, line))
+            ended = _beside(plan.command(events.run.name), port, lambda line: rank or events.line(0, line))
             everyone = control.texts(json.dumps(ended))
         for other, text in enumerate(everyone):
             code, said = json.loads(text)

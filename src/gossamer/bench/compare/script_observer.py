@@ -1,12 +1,13 @@
 """Observe one rank's training by a script and report its events to the launcher."""
 
 import json
+import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, time
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, tell
+from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.rank_run import Totals
 from gossamer.bench.lab import in_lab, lab_bytes
 from gossamer.bench.record import Evaluation, Step
@@ -26,21 +28,26 @@ START = 300.0  # seconds a script has at least until it attaches: it may have da
 
 
 @dataclass
-class ScriptSpec:
-    """What a rank must run; written by the launcher."""
+class ScriptPlan:
+    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts; a rank gets one recipe."""
 
     script: str
     arguments: list[str]
-    recipe: str
-    deadline: float
+    contenders: dict[str, str]
+    deadline: float = 120.0
+    chunk: int = 5  # steps that a training loss is averaged over, at least
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # end the script after so many steps; 0: it ends by itself
-    folder: str = ""  # folder to run the script in; empty: the current folder
-    began: float = 0.0  # time.time() at the start of the comparison
+    steps: int = 0  # end every run after so many steps; 0: when the script ends
+    folder: str = ""  # to run the script in; empty: the current folder
+    began: float = field(default_factory=time)  # when the comparison began
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def command(self, name: str) -> list[str]:
+        """Command of one rank of a run. In the script's arguments and its folder, {recipe} becomes the run's file name."""
+        file = re.sub(r"[^A-Za-z0-9_.=]+", "-", name).strip("-.")
+        said, folder = [a.replace("{recipe}", file) for a in self.arguments], self.folder.replace("{recipe}", file)
+        mine = replace(self, arguments=said, folder=folder, contenders={name: self.contenders[name]})
+        return program("gossamer.bench.compare.script_rank", json.dumps(asdict(mine)))
 
 
 class Enough(SystemExit):
@@ -53,8 +60,8 @@ class ScriptObserver(RunObserver):
     Until the script logs a loss, the sum of the values that it calls backward() on is reported instead.
     """
 
-    def __init__(self, spec: ScriptSpec) -> None:
-        self.spec, self.deadline, self.name = spec, spec.deadline, Path(spec.script).name
+    def __init__(self, plan: ScriptPlan) -> None:
+        self.plan, self.deadline, self.name = plan, plan.deadline, Path(plan.script).name
         self.meter: Meter | None = None
         self.refused = ""
         self.losses = list[float]()  # logged since the last reported step
@@ -62,7 +69,7 @@ class ScriptObserver(RunObserver):
         self.told_any = False
         self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
         self.last = 0  # the last reported step
-        self.alive = monotonic() + max(0.0, START - spec.deadline)
+        self.alive = monotonic() + max(0.0, START - plan.deadline)
 
     # ---- called by attach and register
 
@@ -80,7 +87,7 @@ class ScriptObserver(RunObserver):
 
     def begin(self, meter: Meter, kind: str) -> None:
         self.meter, self.kind = meter, kind
-        meter.ledger.per_node = self.spec.per_host
+        meter.ledger.per_node = self.plan.per_host
         worker, self.before = meter.worker, Totals.of(meter.ledger)
         self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
         self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
@@ -97,7 +104,7 @@ class ScriptObserver(RunObserver):
             self._row()
         elif heard and not self.told_any:
             self._row(events.UnloggedStep, sum(float(loss) for loss in heard))
-        if self._step == self.spec.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
+        if self._step == self.plan.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
 
     def told(self, name: str, value: float) -> None:
@@ -124,7 +131,7 @@ class ScriptObserver(RunObserver):
 
     def before_step(self, *of: Any) -> None:
         """Hook before an optimizer step: end the script if it has had its steps, refuse a script that did not attach."""
-        if self.spec.steps and self._step >= self.spec.steps:
+        if self.plan.steps and self._step >= self.plan.steps:
             raise Enough
         if self.meter is None:
             self.refuse(
@@ -175,13 +182,13 @@ class ScriptObserver(RunObserver):
         assert self.meter is not None
         if self.kind != DDP:
             return Totals.of(self.meter.ledger).since(self.before)
-        ring, per_host = 2 * (self.size - 1) * self.dense // self.size * self._step, self.spec.per_host
+        ring, per_host = 2 * (self.size - 1) * self.dense // self.size * self._step, self.plan.per_host
         between = ring // per_host if self.size > per_host else 0
         return Totals(between, ring - between, self.dense * self._step)
 
     def _sent(self) -> int | None:
         """Bytes over the host's link; None where other ranks share it."""
-        return self._totals().between if self.spec.per_host == 1 else None
+        return self._totals().between if self.plan.per_host == 1 else None
 
     def _links(self) -> dict[str, int | None]:
         nic = lab_bytes() - self.nic if in_lab() else None
