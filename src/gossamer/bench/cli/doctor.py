@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,15 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force
 from gossamer.bench.compare.calibrate import calibrate, say_severity
 from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
+from gossamer.bench.compare.link import AlphaBeta, between_two_ranks, over_each_network
 from gossamer.bench.compare.load import cores
+from gossamer.bench.kernels import measure
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
 from gossamer.costs import severity
 from gossamer.costs.cluster_file import write_cluster
 from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.link import AlphaBeta
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
 COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
@@ -76,6 +75,7 @@ def doctor(
 
 def environment() -> Found:
     """Facts that need no measurement."""
+    has_gpu = torch.cuda.is_available()
     return {
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
@@ -85,14 +85,10 @@ def environment() -> Found:
         "threads": torch.get_num_threads(),
         "backends": [b for b in BACKENDS if dist.is_available() and getattr(dist, f"is_{b}_available")()],
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if _is_there(device)},
+        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if device == "cpu" or has_gpu},
         "cards": network_cards.found_here(),
         "lab": _lab(),
     }
-
-
-def _is_there(device: str) -> bool:
-    return device == "cpu" or torch.cuda.is_available()
 
 
 def _lab() -> Found:
@@ -105,8 +101,6 @@ def _lab() -> Found:
 
 
 def _kernel_speed() -> Found:
-    from gossamer.bench.kernels import measure
-
     rows = measure(4_000_000, 1, KERNELS)
     return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
 
@@ -145,8 +139,6 @@ def _may_save(path: Path, force: bool) -> bool:
 
 def _link() -> tuple[Found, Found]:
     """Alpha and beta between two ranks here or all that there are; and of the latter, which cards they use."""
-    from gossamer.bench.compare.link import between_two_ranks, over_each_network
-
     ranks: Found = {}
     try:
         if "RANK" in os.environ:
@@ -159,7 +151,7 @@ def _link() -> tuple[Found, Found]:
     return _link_facts(found), ranks
 
 
-def _link_facts(found: "AlphaBeta | str") -> Found:
+def _link_facts(found: AlphaBeta | str) -> Found:
     if isinstance(found, str):
         return {"broken": found}
     if found.size == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,12 @@ import gossamer
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.cli.output import writing
+from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.gpu import launch
+from gossamer.bench.compare.gpu.examine import Examination
+from gossamer.bench.compare.gpu.report import KIND, Report
 from gossamer.core import files
 from gossamer.core.errors import GossamerError, plainly
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.gpu.launch import Runner
-    from gossamer.bench.compare.gpu.report import Report
 
 REPORT = Path("gossamer-gpu.md")
 NO_GPU = (
@@ -40,17 +40,12 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
         return _as_a_rank(out, force, as_json)
     if not torch.cuda.is_available():
         raise InputError(NO_GPU)
-    from gossamer.bench.compare.gpu.launch import LocalRanks
-
     _writable(out, force)
-    return _speak(_examined(LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
+    return _speak(_examined(launch.LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
 
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     """Run the checks as one rank; rank 0 prints and writes the report. All ranks end if any refuses."""
-    from gossamer.bench.compare.control_group import ControlGroup
-    from gossamer.bench.compare.gpu.launch import JoinedRanks
-
     try:
         dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     except (RuntimeError, ValueError) as error:
@@ -61,7 +56,7 @@ def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(JoinedRanks(control, rank, size), _aloud if rank == 0 else lambda text: None)
+        report = _examined(launch.JoinedRanks(control, rank, size), _aloud if rank == 0 else lambda text: None)
         code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()
@@ -83,8 +78,6 @@ def _refusal(out: Path, force: bool, writes: bool) -> str:
 
 def _writable(out: Path, force: bool) -> None:
     """Check the output file before the checks, which take minutes."""
-    from gossamer.bench.compare.gpu.report import KIND
-
     if not out.absolute().parent.is_dir():
         raise InputError(
             f"there is no folder {out.absolute().parent} to write {out.name} to; name another file with --out"
@@ -93,10 +86,7 @@ def _writable(out: Path, force: bool) -> None:
         files.writable(out, KIND, force)
 
 
-def _examined(runner: "Runner", say: Callable[[str], None]) -> "Report":
-    from gossamer.bench.compare.gpu.examine import Examination
-    from gossamer.bench.compare.gpu.report import Report
-
+def _examined(runner: launch.Runner, say: Callable[[str], None]) -> Report:
     return Report(versions(), Examination(runner, say=say).run())
 
 
@@ -125,10 +115,8 @@ def _aloud(text: str) -> None:
     print(f"{text[:200]} ...", file=sys.stderr, flush=True)
 
 
-def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
+def _speak(report: Report, out: Path, force: bool, as_json: bool) -> int:
     """Print the report, then write it, so that a full disk does not lose it."""
-    from gossamer.bench.compare.gpu.report import KIND
-
     if as_json:
         print(report.to_json())
     else:
@@ -139,7 +127,7 @@ def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
     return int(bool(report.failures))
 
 
-def _print(report: "Report") -> None:
+def _print(report: Report) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in report.checks():
         table.add_row(f"[bold]{escape(check)}[/bold]", "", "")

@@ -29,6 +29,7 @@ from gossamer.bench.cli.plan_tables import (
     target_table,
 )
 from gossamer.bench.compare.script_cost import measure_script
+from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
@@ -162,8 +163,6 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
 
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     """Replay the plan on a grid, which takes minutes for large models, and write the page."""
-    from gossamer.bench.report import planned
-
     screen = console(stderr=True)
     with screen.status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))

@@ -8,11 +8,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.bench import utility
 from gossamer.bench.cli.console import columns, console
-from gossamer.bench.utility import RATES, Cell
+from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
+from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import BUSY, Interval
@@ -195,8 +197,6 @@ def _split(s: StepSeconds) -> dict[str, float]:
 
 def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, shards: int) -> None:
     """Print the pieces of a step, and the null model beside the prediction."""
-    from gossamer.planning.baselines import sharded
-
     model = model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     prepared = prepare(recipe, mine, cluster, work, shards)
@@ -283,8 +283,6 @@ def target_table(target: Target, found: Reached, model: ModelCost, cluster: Clus
 
 def show_published(as_json: bool) -> None:
     """Print TernGrad's published speeds, the formula that they follow, and our own program's plan beside them."""
-    from gossamer.bench.published import PAPER, SIZES
-
     rows = [
         {
             "network": bars.network.name,
@@ -316,8 +314,6 @@ def show_published(as_json: bool) -> None:
 
 def show_utility(as_json: bool) -> None:
     """Print what compression gains on overlapped DDP in data centres, as a heat map, and six statements about it."""
-    from gossamer.bench import utility
-
     grid = utility.cells()
     said = utility.statements(grid, utility.break_evens())
     if as_json:
@@ -337,9 +333,9 @@ def show_utility(as_json: bool) -> None:
         screen.print(_heat_map(name, grid))
 
 
-def _heat_map(name: str, grid: Sequence[Cell]) -> Table:
+def _heat_map(name: str, grid: Sequence[utility.Cell]) -> Table:
     """A row for each model, step and number of ranks, a column for each rate."""
-    made = columns("model", "step", "ranks", *(f"{gbit} Gbit/s" for gbit in RATES))
+    made = columns("model", "step", "ranks", *(f"{gbit} Gbit/s" for gbit in utility.RATES))
     made.title, made.title_justify = escape(name), "left"
     rows = dict[tuple[str, float, int], list[float]]()
     for cell in grid:
