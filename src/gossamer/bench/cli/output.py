@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench import record
+from gossamer.bench.report import pages
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 
@@ -42,10 +44,7 @@ def run_folder(folder: Path, force: bool) -> None:
     made_folder(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise FailedError(f"the folder {folder} cannot be written to; give another one with --out")
-    from gossamer.bench import record
-    from gossamer.bench.report import page  # brings jinja, which takes a while
-
-    kinds = {folder / RECORD: record.RECORD, folder / PAGE: page.PAGE}
+    kinds = {folder / RECORD: record.RECORD, folder / PAGE: pages.PAGE}
     for path, kind in kinds.items():
         with writing(path, "give another folder with --out, or --force"):
             files.writable(path, kind, force)

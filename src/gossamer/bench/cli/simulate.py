@@ -265,7 +265,8 @@ def refuse_beyond_memory(
     """Refuse ranks that would not fit, with what each recipe's would take; those of the `shared` ones have one model for all."""
     rows = list[tuple[str, float]]()
     for recipe in recipes:
-        kept = prepare(recipe, model, cluster, NoWork()).memory if _is_planned(recipe) else model.bytes
+        is_async = Recipe.of(recipe).schedule.shape.is_async  # such are not planned
+        kept = model.bytes if is_async else prepare(recipe, model, cluster, NoWork()).memory
         bodies = 1 if recipe in shared else cluster.size
         rows.append((recipe, bodies * model.training_bytes + cluster.size * (model.bytes + kept)))
     if max(taken for _, taken in rows) > allowed:
@@ -273,7 +274,3 @@ def refuse_beyond_memory(
         raise InputError(
             f"{cluster.size} ranks do not fit into {say_size(allowed)}; lower --workers or raise --memory. They would take\n{table}"
         )
-
-
-def _is_planned(recipe: str) -> bool:
-    return not Recipe.of(recipe).schedule.shape.is_async

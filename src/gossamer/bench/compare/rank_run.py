@@ -24,6 +24,7 @@ from gossamer.core.parts import nearest, registry
 from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations import Communicator, attach
 from gossamer.recipe import Recipe
+from gossamer.recipes import presets
 
 
 class Totals(NamedTuple):
@@ -263,8 +264,6 @@ def about(kind: str) -> str:
     >>> about("topk(ratio=0.1)"), about("scatter(bf16())")
     ("Top one percent of the gradient's elements, with error feedback.", '')
     """
-    from gossamer.recipes import presets
-
     name = kind.partition("(")[0].strip()
     known = KINDS.get(name) or (presets().get(name) if "+" not in kind else None)
     return " ".join((inspect.getdoc(known) or "").partition("\n\n")[0].split())
@@ -272,8 +271,6 @@ def about(kind: str) -> str:
 
 def check(kind: str) -> None:
     """Raise an error if `kind` is no recipe and no baseline, before any rank is started."""
-    from gossamer.recipes import presets
-
     if kind == DECENT and not has_decent():
         raise RecipeError(f"the baseline {DECENT!r} needs a package: pip install {DECENT}")
     if kind in BASELINES:
