@@ -118,7 +118,9 @@ def _save(path: Path, force: bool, gpu: bool) -> int:
     for name, text, spread in found.rows():
         table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
     console().print(table)
-    console().print(escape(f"Written to {path} after {perf_counter() - began:.0f} s: gossamer plan MODEL --cluster {path}"))
+    console().print(
+        escape(f"Written to {path} after {perf_counter() - began:.0f} s: gossamer plan MODEL --cluster {path}")
+    )
     return 0
 
 
@@ -215,5 +217,8 @@ def _link_in_words(link: Found) -> str:
     if link["ranks"] == 1:
         return "one rank alone has none"
     where = "" if "RANK" in os.environ else " on this machine"
-    alpha, rate = f"{link['alpha_us']:.0f} us a message (alpha)", f"{say_rate(link['bits_per_s'] / 8)} each way (1 / beta)"
+    alpha, rate = (
+        f"{link['alpha_us']:.0f} us a message (alpha)",
+        f"{say_rate(link['bits_per_s'] / 8)} each way (1 / beta)",
+    )
     return f"{link['ranks']} ranks{where}: {alpha}, {rate}"

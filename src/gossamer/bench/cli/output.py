@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench import record
+from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.report import pages
 from gossamer.core import files
 from gossamer.core.errors import OutputError

@@ -37,9 +37,7 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
     screen.print(_rows(plan, screen.width < WIDE))
     for row in plan.recipes:
         if row.simulated:
-            screen.print(
-                escape(f"{row.name}: simulated on {row.simulated} ranks, who do not all wait for the slowest")
-            )
+            screen.print(escape(f"{row.name}: simulated on {row.simulated} ranks, who do not all wait for the slowest"))
         elif row.error:
             screen.print(escape(f"{row.name}: {row.error}"))
     screen.print()

@@ -82,7 +82,9 @@ class RunOutput:
     def _keep(self, record: Record, earlier: Record | None) -> str:
         """Write record and report of a run; return why that failed, or an empty string."""
         if earlier is not None and not record.has_begun:
-            return f"the run could not be resumed; record and report in {self.folder} are still those of the earlier run"
+            return (
+                f"the run could not be resumed; record and report in {self.folder} are still those of the earlier run"
+            )
         try:
             record.write(self.record)
             write_html(record, self.page)

@@ -86,7 +86,6 @@ class Calibration:
             work=self.work,
         )
 
-
     def rows(self) -> list[tuple[str, str, float]]:
         """Each figure in words, with its spread."""
         shares = (("ring", self.ring), ("pairs", self.pairs), ("two rings at once", self.shared))

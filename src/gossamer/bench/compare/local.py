@@ -31,7 +31,9 @@ class RankExits:
     """Exit codes of the ranks that ended by themselves, as Popen gives them, in the order they ended."""
 
     codes: dict[int, int] = field(default_factory=dict)
-    frozen: list[int] = field(default_factory=list)  # ranks that a signal such as SIGSTOP had stopped when we ended them
+    frozen: list[int] = field(
+        default_factory=list
+    )  # ranks that a signal such as SIGSTOP had stopped when we ended them
 
     @property
     def failures(self) -> dict[int, int]:

@@ -10,10 +10,11 @@ from gossamer.bench.report import formatting
 from gossamer.core import files
 
 PAGE = files.FileKind("report", (b'<meta name="generator" content="gossamer">',))
-# Functions of `formatting` that templates use.
-FORMS = """
-    number seconds size times rate subject moment listed capital glued ranks_on severe seeds_of
-    """.split()
+# What templates call of `formatting`.
+FORMS = (
+    *("number", "seconds", "size", "times", "rate", "subject", "moment"),
+    *("listed", "capital", "glued", "ranks_on", "severe", "seeds_of"),
+)
 
 
 def asset(name: str) -> str:

@@ -51,7 +51,9 @@ def ranking(tuning: Tuning) -> list[Ranked]:
     """The best mean first; recipes without one last."""
     bests = [(c, tuning.best(c.name)) for c in tuning.contenders]
     rows = [(c, best, tuning.judged(best) if best else {}) for c, best in bests]
-    leader = min((j for *_, j in rows if _mean(j) is not None), key=lambda j: tuning.sign() * (_mean(j) or 0.0), default={})
+    leader = min(
+        (j for *_, j in rows if _mean(j) is not None), key=lambda j: tuning.sign() * (_mean(j) or 0.0), default={}
+    )
     base = rows[0][2] if rows else {}
     out = [_standing(tuning, c, best, judged, base, leader) for c, best, judged in rows]
     return sorted(out, key=lambda s: (s.mean is None, tuning.sign() * (s.mean or 0.0)))

@@ -72,7 +72,9 @@ def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dic
     x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
     busy()
     x.add_(1.0)
-    return _told(fabric, fabric.start(_copied(x)), "a comm thread read a tensor before the loop's stream had written it")
+    return _told(
+        fabric, fabric.start(_copied(x)), "a comm thread read a tensor before the loop's stream had written it"
+    )
 
 
 def waits_for_comm_thread(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
@@ -84,7 +86,9 @@ def waits_for_comm_thread(sizes: Sizes, device: torch.device) -> tuple[str, dict
         busy()
         return x.add_(1.0)
 
-    return _told(fabric, fabric.start(_does(late)), "the loop's stream read a tensor before a comm thread had written it")
+    return _told(
+        fabric, fabric.start(_does(late)), "the loop's stream read a tensor before a comm thread had written it"
+    )
 
 
 def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
