@@ -40,8 +40,8 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
         return _as_a_rank(out, force, as_json)
     if not torch.cuda.is_available():
         raise InputError(NO_GPU)
-    _writable(out, force)
-    return _speak(_examined(launch.LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
+    _check_file(out, force)
+    return _conclude(_examine(launch.LocalRanks(torch.cuda.device_count()), _show_progress), out, force, as_json)
 
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
@@ -56,8 +56,8 @@ def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(launch.JoinedRanks(control, rank, size), _aloud if rank == 0 else lambda text: None)
-        code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
+        report = _examine(launch.JoinedRanks(control, rank, size), _show_progress if rank == 0 else lambda text: None)
+        code = _conclude(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()
     if refused and rank == 0:
@@ -70,13 +70,13 @@ def _refusal(out: Path, force: bool, writes: bool) -> str:
         return NO_GPU
     try:
         if writes:
-            _writable(out, force)
+            _check_file(out, force)
     except GossamerError as error:
         return str(error)
     return ""
 
 
-def _writable(out: Path, force: bool) -> None:
+def _check_file(out: Path, force: bool) -> None:
     """Check the output file before the checks, which take minutes."""
     if not out.absolute().parent.is_dir():
         raise InputError(
@@ -86,7 +86,7 @@ def _writable(out: Path, force: bool) -> None:
         files.writable(out, KIND, force)
 
 
-def _examined(runner: launch.Runner, say: Callable[[str], None]) -> Report:
+def _examine(runner: launch.Runner, say: Callable[[str], None]) -> Report:
     return Report(versions(), Examination(runner, say=say).run())
 
 
@@ -111,11 +111,11 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _aloud(text: str) -> None:
+def _show_progress(text: str) -> None:
     print(f"{text[:200]} ...", file=sys.stderr, flush=True)
 
 
-def _speak(report: Report, out: Path, force: bool, as_json: bool) -> int:
+def _conclude(report: Report, out: Path, force: bool, as_json: bool) -> int:
     """Print the report, then write it, so that a full disk does not lose it."""
     if as_json:
         print(report.to_json())

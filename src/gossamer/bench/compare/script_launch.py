@@ -167,8 +167,8 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
     comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
 
     def run(events: ScriptEvents) -> None:
-        with _meeting_place(rank) as door:
-            port = int(control.texts(str(door))[0])
+        with _store_of_a_run(rank) as port:
+            port = int(control.texts(str(port))[0])
             ended = _beside(plan.command(events.run.name), port, lambda line: rank or events.line(0, line))
             everyone = control.texts(json.dumps(ended))
         for other, text in enumerate(everyone):
@@ -185,17 +185,17 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
 
 
 @contextmanager
-def _meeting_place(rank: int) -> Generator[int]:
+def _store_of_a_run(rank: int) -> Generator[int]:
     """Open a new store on rank 0 for one run and yield its port; other ranks yield 0."""
     if rank:
         yield 0
         return
     try:
-        door = socket.create_server((os.environ["MASTER_ADDR"], 0))
+        listener = socket.create_server((os.environ["MASTER_ADDR"], 0))
     except OSError:  # the name is not an address of this machine
-        door = socket.create_server(("", 0))
-    port: int = door.getsockname()[1]
-    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+        listener = socket.create_server(("", 0))
+    port: int = listener.getsockname()[1]
+    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     yield port
     del store  # until here it serves
 

@@ -65,8 +65,8 @@ class ScriptObserver(RunObserver):
         self.meter: Meter | None = None
         self.refused = ""
         self.losses = list[float]()  # logged since the last reported step
-        self.heard = list[Tensor]()  # values that backward() was called on in this step
-        self.told_any = False
+        self.backward_losses = list[Tensor]()  # values that backward() was called on in this step
+        self.has_logged = False
         self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
         self.last = 0  # the last reported step
         self.alive = monotonic() + max(0.0, START - plan.deadline)
@@ -99,11 +99,11 @@ class ScriptObserver(RunObserver):
 
     def stepped(self) -> None:
         self.alive = monotonic()
-        heard, self.heard = self.heard, []
+        losses, self.backward_losses = self.backward_losses, []
         if self.losses:
             self._row()
-        elif heard and not self.told_any:
-            self._row(events.UnloggedStep, sum(float(loss) for loss in heard))
+        elif losses and not self.has_logged:
+            self._row(events.UnloggedStep, sum(float(loss) for loss in losses))
         if self._step == self.plan.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
 
@@ -112,15 +112,15 @@ class ScriptObserver(RunObserver):
         if name == "held_out":
             tell(RankEvent(Evaluation(self._step, self._clock(), self._sent(), value)))
             return
-        if not self.told_any:  # values of backward() reported so far do not count
-            self.told_any, self.last, self.marks = True, 0, self.first
+        if not self.has_logged:  # values of backward() reported so far do not count
+            self.has_logged, self.last, self.marks = True, 0, self.first
         self.losses.append(value)
         self._row()
 
-    def hear(self, loss: Tensor) -> None:
+    def note_backward(self, loss: Tensor) -> None:
         """Take a loss that the script calls backward() on."""
-        if self.meter is not None and not self.told_any:
-            self.heard.append(loss)
+        if self.meter is not None and not self.has_logged:
+            self.backward_losses.append(loss)
 
     def refuse(self, why: str) -> None:
         """Stop the script with an error that says why it cannot be compared."""

@@ -43,7 +43,7 @@ def run(plan: ScriptPlan) -> int:
     watchdog = StallWatchdog(observer, __file__)
     watchdog.start()
     try:
-        with patched_torch(observer.hear, observer.name, plan.began):
+        with patched_torch(observer.note_backward, observer.name, plan.began):
             run_as_main(plan.script, plan.arguments)
         observer.finish()
     except BaseException as error:
