@@ -24,7 +24,7 @@ UNITS = {
 }
 
 
-Place = tuple[float, float]
+XY = tuple[float, float]
 
 
 class Scale(NamedTuple):
@@ -193,7 +193,7 @@ def _series(series: Series, style: Style, x: Scale, y: Scale, marks: bool) -> st
     return out
 
 
-def _path(points: list[Place], style: Style, width: float, opacity: float, dash: bool = True) -> str:
+def _path(points: list[XY], style: Style, width: float, opacity: float, dash: bool = True) -> str:
     d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
     dashed = ' stroke-dasharray="6 4"' if style.dashed and dash else ""
     return (
@@ -201,7 +201,7 @@ def _path(points: list[Place], style: Style, width: float, opacity: float, dash:
     )
 
 
-def _key(at: Place, name: str, style: Style) -> str:
+def _key(at: XY, name: str, style: Style) -> str:
     x, y = at
     mark = (
         f'<path d="{style.mark}" fill="{style.colour.light}" transform="translate({x + 10:.1f} {y - 4}) scale(.75)"/>'
@@ -209,7 +209,7 @@ def _key(at: Place, name: str, style: Style) -> str:
     return _path([(x, y - 4), (x + 20, y - 4)], style, 1.8, 1.0) + mark + _text(x + 26, y, name, "start", INK)
 
 
-def _line(start: Place, end: Place, colour: str, dash: str = "", width: float = 1) -> str:
+def _line(start: XY, end: XY, colour: str, dash: str = "", width: float = 1) -> str:
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
     way = f"M{start[0]:.1f} {start[1]:.1f}L{end[0]:.1f} {end[1]:.1f}"
     return f'<path d="{way}" stroke="{colour}" stroke-width="{width}"{dashed}/>'
