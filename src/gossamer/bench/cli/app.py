@@ -118,7 +118,7 @@ def commands() -> TyperGroup:
     """The command group, with all commands not loaded yet."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    group.commands |= {command.name: command for command in COMMANDS if command.name}
+    group.commands.update({command.name: command for command in COMMANDS if command.name})
     return group
 
 

@@ -31,5 +31,5 @@ def filled(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(asset),
     )
-    environment.filters |= {name: getattr(formatting, name) for name in FORMS}
+    environment.filters.update({name: getattr(formatting, name) for name in FORMS})
     return environment.get_template(template).render(css=Markup(asset("page.css")), **values) + "\n"
