@@ -21,13 +21,53 @@ from .counters import Counters, parse_devices
 from .errors import LabError
 from .network import port
 from .output import LineSplitter
-from .result import TIMED_OUT, HostResult, LabResult, RankResult
 
 _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
+TIMED_OUT = 124  # as the program `timeout` returns it
 OnLine = Callable[[int, str], None]
 Plan = dict[str, Any]
 Streams = dict[int, tuple[int | None, LineSplitter]]  # by file descriptor: the rank (None: the keeper), and its lines
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Result of one rank.
+
+    `stopped`: the lab ended it. `frozen`: the lab found it stopped by a signal such as SIGSTOP, so it may be the cause of
+    other failures.
+    """
+
+    rank: int
+    exit_code: int
+    stopped: bool
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """Result of one host: bytes over its link, with packet headers, and its ranks."""
+
+    number: int
+    sent_bytes: int
+    received_bytes: int
+    ranks: tuple[RankResult, ...]
+
+
+@dataclass(frozen=True)
+class LabResult:
+    """Result of a lab. The exit code is 0, that of the first failure, or 124 after a timeout."""
+
+    exit_code: int
+    first_failure: int | None
+    timed_out: bool
+    seconds: float
+    hosts: tuple[HostResult, ...]
+
+    @property
+    def ranks(self) -> tuple[RankResult, ...]:
+        """Results of all ranks, by number."""
+        return tuple(rank for host in self.hosts for rank in host.ranks)
 
 
 @dataclass
@@ -67,7 +107,7 @@ class _LabEvents:
     def _exit(self, rank: int, code: int, stopped: bool) -> None:
         if code != 0 and not stopped and self.first_failure is None:
             self.first_failure = rank
-        self.exits[rank] = RankResult(rank, code, stopped, time.monotonic() - self.began)
+        self.exits[rank] = RankResult(rank, code, stopped)
 
     def _end(self, devices: dict[str, Counters]) -> None:
         hosts = tuple(self._host(number, devices) for number in range(self.hosts))

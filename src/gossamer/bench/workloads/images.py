@@ -15,8 +15,8 @@ from gossamer.bench.workloads import cache
 from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError, WorkloadError
 from gossamer.bench.workloads.packages import deb, member, wheel
+from gossamer.bench.workloads.quality import Classifier
 from gossamer.bench.workloads.shards import Data
-from gossamer.bench.workloads.tasks import Classifier
 from gossamer.bench.workloads.vision import Cnn, ResNet20
 
 

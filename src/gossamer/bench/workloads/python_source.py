@@ -17,9 +17,9 @@ from gossamer.bench.workloads import cache
 from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError
 from gossamer.bench.workloads.pieces import BYTES, learn
+from gossamer.bench.workloads.quality import LanguageModel
 from gossamer.bench.workloads.recurrent import Recurrent
 from gossamer.bench.workloads.shards import Data
-from gossamer.bench.workloads.tasks import LanguageModel
 from gossamer.bench.workloads.transformer import Transformer
 from gossamer.bench.workloads.windows import as_data, cut, is_held
 

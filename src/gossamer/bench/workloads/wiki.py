@@ -15,8 +15,8 @@ from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError
 from gossamer.bench.workloads.packages import wheel
 from gossamer.bench.workloads.pieces import learn
+from gossamer.bench.workloads.quality import Classifier, LanguageModel
 from gossamer.bench.workloads.shards import Data
-from gossamer.bench.workloads.tasks import Classifier, LanguageModel
 from gossamer.bench.workloads.transformer import Transformer
 from gossamer.bench.workloads.windows import as_data, cut, is_held
 
