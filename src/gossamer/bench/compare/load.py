@@ -75,9 +75,8 @@ def describe(runs: Sequence[Run], ranks: int, compute: str) -> str:
     beside = {run.name: run.beside for run in runs if run.beside is not None}
     if not beside:
         return told
-    used, late = (
-        [v for v in values if v is not None] for values in ([r.processor for r in runs], [r.late for r in runs])
-    )
+    used = [run.processor for run in runs if run.processor is not None]
+    late = [run.late for run in runs if run.late is not None]
     told += (
         f"; a rank used {_span(used, 0)} ms of a processor a step, {_span([*beside.values()], 0)} ms of it while computing "
         f"lasted, which ended {_span(late, 1)} ms late"
