@@ -1,18 +1,12 @@
 """The launcher's side: start the ranks, listen to rank 0, and come back with the record."""
 
 import os
-import platform
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
-import gossamer
 from gossamer.bench.compare import rank
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.checkpoints import tidy
@@ -24,7 +18,7 @@ from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.lab import available, in_lab, run_lab
-from gossamer.bench.record import Record, Run
+from gossamer.bench.record import Record, Run, machine, versions
 from gossamer.bench.workloads import find, get
 
 UNFINISHED = "its command was killed, or is still running"  # error of a run in the record until its end is known
@@ -131,22 +125,3 @@ def _parameters(plan: ComparePlan) -> int:
     """Number of parameters, counted before any rank starts, since a rank may fail at once."""
     model = get(plan.workload, seed=plan.seed, **plan.options).model()
     return sum(p.numel() for p in model.parameters())
-
-
-def versions() -> dict[str, str]:
-    found = {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    for name in ("numba", "triton", "decent-dp"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}"
-
-
-def _tcp() -> str:
-    """The kernel's TCP congestion control, which moves step times on slow links by several percent."""
-    with suppress(OSError):
-        return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
-    return ""

@@ -18,7 +18,7 @@ from gossamer.bench.compare import events as told
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
-from gossamer.bench.compare.launch import UNFINISHED, machine, run_ranks, versions
+from gossamer.bench.compare.launch import UNFINISHED, run_ranks
 from gossamer.bench.compare.local import HERE
 from gossamer.bench.compare.parent_death import PARENT
 from gossamer.bench.compare.rank_run import about
@@ -26,7 +26,7 @@ from gossamer.bench.compare.script_events import ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
-from gossamer.bench.record import Record, Run
+from gossamer.bench.record import Record, Run, machine, versions
 from gossamer.core.errors import GossamerError, PeerError, plainly
 from gossamer.integrations.run_observer import PLAIN
 

@@ -6,6 +6,7 @@ all recipes, and compared seed by seed: same model, same batches. Two bounds hol
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
@@ -96,8 +97,9 @@ def _gap(tuning: Tuning, judged: dict[int, Trial], other: dict[int, Trial]) -> G
     return gap_of(apart) if len(apart) > 1 else None
 
 
-def gap_of(apart: list[float]) -> Gap:
-    """
+def gap_of(apart: Sequence[float]) -> Gap:
+    """The mean of two or more differences, and its bounds.
+
     >>> gap_of([0.1, 0.2, 0.3]).shown, gap_of([-0.1, 0.1, 0.05]).shown
     (True, False)
     """
