@@ -4,7 +4,6 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from rich.table import Table
 
 import gossamer
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import writing
-from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.control_group import ControlGroup, meet
 from gossamer.bench.compare.gpu import launch
 from gossamer.bench.compare.gpu.examine import Examination
 from gossamer.bench.compare.gpu.report import KIND, Report
 from gossamer.core import files
-from gossamer.core.errors import GossamerError, plainly
+from gossamer.core.errors import GossamerError
 
 REPORT = Path("gossamer-gpu.md")
 NO_GPU = (
@@ -46,10 +45,7 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     """Run the checks as one rank; rank 0 prints and writes the report. All ranks end if any refuses."""
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    except (RuntimeError, ValueError) as error:
-        raise FailedError(f"the ranks cannot find each other: {plainly(error)}") from None
+    meet(120.0)
     rank, size = dist.get_rank(), dist.get_world_size()
     control = ControlGroup(WAIT)
     refusals = control.texts(_refusal(out, force, rank == 0))

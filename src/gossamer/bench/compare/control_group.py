@@ -150,6 +150,14 @@ class ControlGroup:
         return int(self._store.raw.get(str(rank)))
 
 
+def meet(timeout: float) -> None:
+    """Join the ranks that a launcher has started, with a group of gloo."""
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
+
+
 def new_group(timeout: float) -> dist.ProcessGroup:
     """Create a group of all ranks; every rank must call this."""
     try:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
 from itertools import count, islice
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ import torch.distributed as dist
 
 from gossamer.bench import workloads
 from gossamer.bench.compare import checkpoints, events
-from gossamer.bench.compare.control_group import ControlGroup, attempt, new_group
+from gossamer.bench.compare.control_group import ControlGroup, attempt, meet, new_group
 from gossamer.bench.compare.events import OnEvent, RankEvent, tell
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import RankRun
@@ -22,7 +21,7 @@ from gossamer.bench.lab import in_lab, name_rank
 from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.workloads.emulated import emulated
 from gossamer.core import plugins
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.process_exit import exit_in_order
 from gossamer.runtime.recipe_changes import describe
 
@@ -37,9 +36,9 @@ def take_part(plan: ComparePlan, on_event: OnEvent) -> int:
     for each in plan.imports:
         plugins.import_named(each)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
-    except (RuntimeError, ValueError) as error:
-        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", on_event)
+        meet(max(plan.deadline, START))
+    except PeerError as error:
+        return _give_up(str(error), on_event)
     try:
         code = RankLoop(plan, on_event).run()
     except GossamerError as error:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.bench.compare import events as told
-from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.control_group import ControlGroup, meet
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, run_ranks
@@ -27,7 +27,7 @@ from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
 from gossamer.bench.record import Record, Run, machine, versions
-from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.core.errors import GossamerError
 from gossamer.integrations.run_observer import PLAIN
 
 AFTER_DDP = (
@@ -157,10 +157,7 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if in_lab():
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    try:
-        dist.init_process_group("gloo")
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
+    meet(1800.0)  # torch's own default: they may be started by hand
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
     same = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
     control.same("the ranks were started with different commands", same)
