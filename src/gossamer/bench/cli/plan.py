@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -49,7 +49,12 @@ from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
+T = TypeVar("T")
 PAPERS = {"terngrad-paper": show_published, "utility": show_utility}  # instead of a model: others' figures
+HERE = (
+    "would be measured on this processor, and the cluster has GPUs: say how long a step takes there with --step, or plan with "
+    "--work-of-this-machine"
+)
 LAW_HELP = "How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."
 
 
@@ -196,10 +201,10 @@ def _recipes(asked: list[str] | None) -> list[str]:
 
 def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[str, Any]) -> Cluster:
     """The cluster of a file, or of flags by their names."""
-    given = [flag for flag, value in asked.items() if value is not None]
+    flags = [flag for flag, value in asked.items() if value is not None]
     if path is not None:
-        if given:
-            raise InputError(f"{given[0]} and --cluster both describe the cluster; give one of them")
+        if flags:
+            raise InputError(f"{flags[0]} and --cluster both describe the cluster; give one of them")
         return read_cluster(path)
     if asked["--rate"] is None:
         raise InputError("the cluster's links are missing: give --rate, such as --rate 25gbit, or --cluster FILE")
@@ -212,8 +217,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         gpus=gpus,
         ranks=ranks,
         rate=of_flag("--rate", quantities.rate, asked["--rate"]),
-        latency=None if asked["--latency"] is None else of_flag("--latency", quantities.seconds, asked["--latency"]),
-        inside=None if asked["--inside"] is None else of_flag("--inside", quantities.rate, asked["--inside"]),
+        latency=given("--latency", quantities.seconds, asked["--latency"], None),
+        inside=given("--inside", quantities.rate, asked["--inside"], None),
         cores=asked["--cores"],
     )
     return found if asked.get("--law") is None else replace(found, law=law_of(asked["--law"]))
@@ -227,20 +232,22 @@ def of_flag(flag: str, read: Callable[[str], float], text: str) -> float:
         raise InputError(f"{flag} {error}") from None
 
 
+def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -> float | T:
+    """Read a quantity, if its flag was given."""
+    return usual if text is None else of_flag(flag, read, text)
+
+
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = None if step is None else of_flag("--step", quantities.seconds, step)
+    seconds = given("--step", quantities.seconds, step, None)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
     if text in workloads.names():
         if cluster.has_gpus and seconds is None and not mixed:
-            raise InputError(
-                f"{text} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
-                "--step, or plan with --work-of-this-machine"
-            )
+            raise InputError(f"{text} {HERE}")
         if seconds is None and dtype not in (None, "fp32"):
             raise InputError(
                 f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
@@ -259,14 +266,11 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
     raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
 
 
-def _script(script: Path, given: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
     """Run the user's script alone for a few steps."""
     if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
-        raise InputError(
-            f"{script.name} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
-            "--step, or plan with --work-of-this-machine"
-        )
-    found = measure_script(script, given)
+        raise InputError(f"{script.name} {HERE}")
+    found = measure_script(script, words)
     return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
 
 

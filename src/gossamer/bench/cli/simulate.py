@@ -15,7 +15,7 @@ from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, of_flag
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, given, of_flag
 from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Present
@@ -112,8 +112,8 @@ def simulate_command(
     shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
     refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
-    back = _given("--restart", restart, where.restart)
-    restarts = simulated_restarts.Restarts(save_every, _given("--saving", saving, where.checkpoint), back)
+    back = given("--restart", seconds, restart, where.restart)
+    restarts = simulated_restarts.Restarts(save_every, given("--saving", seconds, saving, where.checkpoint), back)
     times = simulated_members.MemberTimes(silence=of_flag("--silence", seconds, silence), starting=back)
     if befalls.changes_ranks and where.ranks_per_node > 1:
         raise InputError(
@@ -164,10 +164,6 @@ def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> Model
     if taken <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
-
-
-def _given(flag: str, text: str | None, usual: float) -> float:
-    return usual if text is None else of_flag(flag, seconds, text)
 
 
 class Costs(NamedTuple):
