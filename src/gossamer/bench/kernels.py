@@ -50,7 +50,7 @@ def measure(
                 break  # what comes after them is not even prepared
             if only and name not in only:
                 continue
-            ratio, seconds = max(alternated(copy, call, timed) for _ in range(rounds))
+            ratio, seconds = max(_round(copy, call, timed) for _ in range(rounds))
             rows.append(KernelSpeed(name, backend, elements, 4 * elements / seconds / 1e9, ratio))
         return rows
     finally:
@@ -131,10 +131,10 @@ def _device_copy(x: Tensor) -> Callable[[], object]:
     return lambda: target.copy_(x)
 
 
-def alternated(
+def _round(
     copy: Callable[[], object], call: Callable[[], object], timed: Callable[[Callable[[], object]], float]
 ) -> tuple[float, float]:
-    """(copy time / kernel time, kernel time), medians of alternated repeats: both see the same load."""
+    """(memcpy time / kernel time, kernel time), medians of alternated repeats."""
     call()
     copies: list[float] = []
     calls: list[float] = []
