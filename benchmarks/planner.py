@@ -22,6 +22,7 @@ import torch
 
 import gossamer.planning
 from gossamer.bench import workloads
+from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.steps import StepRow, measure_steps
 from gossamer.bench.lab import parse_rate
 from gossamer.bench.workloads.emulated import emulated
@@ -154,9 +155,8 @@ def measured(
 
 def steps_of(recipes: list[str], hosts: int, rate: str, compute: str, asked: argparse.Namespace) -> list[StepRow]:
     contenders = {name: name for name in ("ddp", *recipes)}
-    return measure_steps(
-        contenders, rate, hosts, asked.turns, asked.chunk, lambda event: None, asked.workload, compute=compute
-    )
+    plan = ComparePlan(contenders, asked.workload, chunk=asked.chunk, compute=compute)
+    return measure_steps(plan, asked.turns, rate, hosts, lambda event: None)
 
 
 def verdicts(cells: list[Cell]) -> None:

@@ -2,22 +2,28 @@
 
 import json
 import math
+import os
+import platform
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import torch
+
+import gossamer
 from gossamer.core import files
 from gossamer.core.text import cut, shown
 
 FORMAT = 2
 LARGEST = 1_000_000_000  # bytes; a million steps of one run take a sixth of it
 AUTHOR = {"written by": "gossamer"}  # comes first
-RECORD = files.FileKind(
-    "record of a run", (b'{"written by": "gossamer"', b'{"command": "gossamer ')
-)  # the second until 0.1
+MARKS = (b'{"written by": "gossamer"', b'{"command": "gossamer ')  # the second until 0.1
+RECORD = files.FileKind("record of a run", MARKS)
 
 Status = Literal["ok", "failed", "interrupted"]
 T = TypeVar("T")
@@ -290,3 +296,26 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is tuple:
         return len(value) == len(inner) and all(_fits(v, h) for v, h in zip(value, inner, strict=True))
     return isinstance(value, kind)
+
+
+# -- where it ran -----------------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Of what runs train with."""
+    found = {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    for name in ("numba", "triton", "decent-dp"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def machine() -> str:
+    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}"
+
+
+def _tcp() -> str:
+    """The kernel's TCP congestion control, which moves step times on slow links by several percent."""
+    with suppress(OSError):
+        return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
+    return ""

@@ -155,7 +155,7 @@ def test_measured_steps_are_not_written_over_a_strangers_file(
     say: Say, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = StepRow("ddp", "unshaped", 4, 10.0, 9.0, 11.0, 1.0, 2.0, 0.1, 0.1, 3.0)
-    monkeypatch.setattr("gossamer.bench.compare.steps.measure_steps", lambda *args: [row])
+    monkeypatch.setattr("gossamer.bench.cli.bench.measure_steps", lambda *args: [row])
     words = ("bench", "steps", "bf16", "--workload", "ridge", "--rates", "unshaped", "--out", ".")
     for name in ("steps.json", "steps.md", "steps-unshaped.svg"):
         (place / name).write_text("[1, 2]")

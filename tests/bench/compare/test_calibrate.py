@@ -22,7 +22,6 @@ FOUND = Calibration(
     ranks_per_machine=4,
     cores=2,
     foreign=0.0,
-    seconds=20.0,
 )
 
 

@@ -100,7 +100,12 @@ def test_until_a_run_has_ended_its_record_does_not_say_that_it_has(heard: Heard)
 
 @pytest.mark.parametrize(
     ("number", "code", "text"),
-    [(1, -9, "rank 1 was killed by SIGKILL"), (0, 139, "rank 0 was killed by SIGSEGV"), (1, 1, "words of the ranks")],
+    [
+        (1, -9, "rank 1 was killed by SIGKILL"),
+        (0, 139, "rank 0 was killed by SIGSEGV"),
+        (1, 255, "rank 1 ended with code 255"),
+        (1, 1, "words of the ranks"),
+    ],
 )
 def test_who_was_killed_comes_before_what_the_others_noticed(number: int, code: int, text: str) -> None:
     heard = Heard()

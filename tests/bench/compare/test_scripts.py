@@ -12,8 +12,8 @@ import pytest
 from tests.gang import Gang
 
 from gossamer.bench.compare.script_events import ScriptEvents
-from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError, ScriptPlan
-from gossamer.bench.compare.script_rank import ScriptSpec
+from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.compare.script_rank import run as run_script
 from gossamer.bench.record import Evaluation, Record, Run, Step
 from gossamer.bench.report import render
@@ -28,7 +28,7 @@ def said(rank: int, size: int, orders: str) -> tuple[int, list[str]]:
     """What one rank says, which has no process of its own here."""
     heard, argv, path, folder = io.StringIO(), sys.argv, list(sys.path), Path.cwd()
     with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-        code = run_script(ScriptSpec(**json.loads(orders)))
+        code = run_script(ScriptPlan(**json.loads(orders)))
     os.chdir(folder)
     sys.argv, sys.path[:] = argv, path
     return code, heard.getvalue().splitlines()
@@ -41,7 +41,7 @@ def compare(
     trial = ScriptCompare(plan, 2, None, "gossamer compare --script", lambda event: None, None)
 
     def run(events: ScriptEvents) -> None:
-        for rank, (code, lines) in enumerate(gang.run(said, plan.command(events.run)[-1])):
+        for rank, (code, lines) in enumerate(gang.run(said, plan.command(events.run.name)[-1])):
             for line in lines:
                 events.line(rank, line)
             if code:

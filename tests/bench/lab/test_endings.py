@@ -42,21 +42,21 @@ def test_the_first_failure_gives_the_exit_code(run: Run) -> None:
     program = '[ $RANK = 2 ] && exit 7; trap "exit 3" TERM; while :; do sleep 0.02; done'
     result, _ = run(3, None, "sh", "-c", program, grace=0.2)
     assert (result.exit_code, result.first_failure, result.timed_out) == (7, 2, False)
-    assert [host.exit_code for host in result.hosts] == [3, 3, 7]
-    assert [host.stopped for host in result.hosts] == [True, True, False]
+    assert [rank.exit_code for rank in result.ranks] == [3, 3, 7]
+    assert [rank.stopped for rank in result.ranks] == [True, True, False]
 
 
 def test_within_the_grace_the_others_may_end_by_themselves(run: Run) -> None:
     result, lines = run(2, None, "sh", "-c", "[ $RANK = 1 ] && exit 1; sleep 0.3; echo done", grace=20)
     assert (result.exit_code, lines[0]) == (1, ["done"])
-    assert not any(host.stopped for host in result.hosts)
+    assert not any(rank.stopped for rank in result.ranks)
     assert result.seconds < 20
 
 
 def test_who_ignores_sigterm_is_killed_with_all_descendants(run: Run, traces: Any) -> None:
     program = "trap '' TERM; setsid sleep 60 & [ $RANK = 0 ] && exit 5; sleep 60 & wait"
     result, _ = run(2, None, "sh", "-c", program, grace=0.1, kill_after=0.2, env=traces.label)
-    assert (result.exit_code, result.hosts[1].exit_code) == (5, 137)
+    assert (result.exit_code, result.ranks[1].exit_code) == (5, 137)
     assert result.seconds < 30  # and not 60
     traces.expect_nothing()
 
@@ -184,5 +184,5 @@ def test_a_frozen_host_is_woken_to_hear_the_end_and_reported(run: Run, traces: A
     program = '[ $RANK = 0 ] && { sleep 0.5; exit 3; }; trap "exit 4" TERM; kill -STOP $$'
     result, _ = run(2, None, "sh", "-c", program, grace=1, kill_after=30, env=traces.label)
     assert (result.exit_code, result.first_failure) == (3, 0)
-    assert [(h.exit_code, h.stopped, h.frozen) for h in result.hosts] == [(3, False, False), (4, True, True)]
+    assert [(r.exit_code, r.stopped, r.frozen) for r in result.ranks] == [(3, False, False), (4, True, True)]
     traces.expect_nothing()

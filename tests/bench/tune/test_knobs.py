@@ -3,7 +3,7 @@
 import pytest
 
 from gossamer.bench.catalogue import example
-from gossamer.bench.tune.errors import TuningError
+from gossamer.bench.tune import TuningError
 from gossamer.bench.tune.knobs import Knob, at_rate, knobs, turned
 from gossamer.bench.tune.points import settings
 from gossamer.bench.tune.space import SearchOverride, Space, check, space

@@ -107,7 +107,3 @@ def _in_one_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     return f"warning: {message}\n"
-
-
-if __name__ == "__main__":
-    entry()

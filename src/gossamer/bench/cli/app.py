@@ -39,129 +39,86 @@ def root(
     """Train PyTorch models over slow, uneven or unreliable networks."""
 
 
-class LazyCommand(TyperCommand):
-    """A command whose module is imported when it is called; until then it knows only its place and its help line.
-
-    A command that only `tells` (prints) can be ended at any moment; all others handle signals once they are loaded.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        home: str,
-        says: str,
-        kind: type[TyperCommand] = TyperCommand,
-        *,
-        tells: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(name, help=says)
-        self.home, self.kind, self.tells, self.settings = home, kind, tells, settings
-
-    def load(self) -> Any:
-        module, name = self.home.split(".")
-        found = getattr(import_module(f"gossamer.bench.cli.{module}"), name)
-        if isinstance(found, typer.Typer):
-            return typer.main.get_command(found)
-        alone = typer.Typer(add_completion=False)
-        alone.command(self.name, cls=self.kind, context_settings=self.settings)(found)
-        return typer.main.get_command(alone)
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        loaded = self.load()
-        if not self.tells:
-            cli.work_begins()
-        return loaded.make_context(info_name, args, parent, **extra)
-
-
-THEIRS: dict[str, Any] = {  # -h belongs to the command that is run in the lab
+HELP = {  # each line equals the first line of the command's own help; a test compares them
+    "train": "Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher.",
+    "compare": "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
+    "plan": (
+        "Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."
+    ),
+    "simulate": (
+        "Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes."
+    ),
+    "tune": "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
+    "claims": (
+        "List what papers claim and what was found, or try one claim: by the rule that was fixed before it was run."
+    ),
+    "heterogeneity": (
+        "Measure how much the ranks' gradients differ: little favours local steps, much favours large batches."
+    ),
+    "recipes": (
+        "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."
+    ),
+    "explain": (
+        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model."
+    ),
+    "workloads": "List the workloads, with the size of each model and its quality metric.",
+    "goodput": (
+        "Which share of the paid time of a run became steps that count, where the rest went, and what a step cost."
+    ),
+    "report": "Make the report of a run: one HTML file that works offline.",
+    "doctor": (
+        "Versions, kernels and their speed, network cards, the lab, and the link between two ranks on this machine."
+    ),
+    "lab": (
+        "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py"
+    ),
+    "bench": "Measure kernels, the noise of recipes, or whole steps.",
+}
+HOMES = {  # module and function; of the other commands both have the command's name
+    "train": "compare.train",
+    "plan": "plan.plan_command",
+    "simulate": "simulate.simulate_command",
+    "workloads": "recipes.workloads",
+    "bench": "bench.app",
+}
+TELLS = ("recipes", "workloads")  # they only print, so they can be ended at any moment
+WITH_ARGUMENTS = ("compare", "plan")  # of a script, after --
+LAB: dict[str, Any] = {  # -h belongs to the command that is run in the lab
     "allow_extra_args": True,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],
 }
-COMMANDS = [  # each help line equals the first line of the command's own help; a test compares them
-    LazyCommand(
-        "train",
-        "compare.train",
-        "Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher.",
-    ),
-    LazyCommand(
-        "compare",
-        "compare.compare",
-        "Train several recipes in turns on the same data, seed and network; the first is the baseline.",
-        PassThrough,
-    ),
-    LazyCommand(
-        "plan",
-        "plan.plan_command",
-        "Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does.",
-        PassThrough,
-    ),
-    LazyCommand(
-        "simulate",
-        "simulate.simulate_command",
-        "Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes.",
-    ),
-    LazyCommand(
-        "tune",
-        "tune.tune",
-        "Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.",
-    ),
-    LazyCommand(
-        "claims",
-        "claims.claims",
-        "List what papers claim and what was found, or try one claim: by the rule that was fixed before it was run.",
-    ),
-    LazyCommand(
-        "heterogeneity",
-        "heterogeneity.heterogeneity",
-        "Measure how much the ranks' gradients differ: little favours local steps, much favours large batches.",
-    ),
-    LazyCommand(
-        "recipes",
-        "recipes.recipes",
-        "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses.",
-        tells=True,
-    ),
-    LazyCommand(
-        "explain",
-        "explain.explain",
-        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.",
-    ),
-    LazyCommand(
-        "workloads",
-        "workloads.workloads",
-        "List the workloads, with the size of each model and its quality metric.",
-        tells=True,
-    ),
-    LazyCommand(
-        "goodput",
-        "goodput.goodput",
-        "Which share of the paid time of a run became steps that count, where the rest went, and what a step cost.",
-    ),
-    LazyCommand("report", "report.report", "Make the report of a run: one HTML file that works offline."),
-    LazyCommand(
-        "doctor",
-        "doctor.doctor",
-        "Versions, kernels and their speed, network cards, the lab, and the link between two ranks on this machine.",
-    ),
-    LazyCommand(
-        "lab",
-        "lab.lab",
-        "Run a command on every host of a small slow network: gossamer lab --hosts 4 --rate 200mbit -- python train.py",
-        **THEIRS,
-    ),
-    LazyCommand("bench", "bench.app", "Measure kernels, the noise of recipes, or whole steps."),
-]
+
+
+class LazyCommand(TyperCommand):
+    """A command whose module is imported when it is called; until then it knows only its name and its help line."""
+
+    def load(self) -> Any:
+        assert self.name is not None
+        module, name = HOMES.get(self.name, f"{self.name}.{self.name}").split(".")
+        found = getattr(import_module(f"gossamer.bench.cli.{module}"), name)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(found)
+        alone = typer.Typer(add_completion=False)
+        kind = PassThrough if self.name in WITH_ARGUMENTS else TyperCommand
+        alone.command(self.name, cls=kind, context_settings=LAB if self.name == "lab" else {})(found)
+        return typer.main.get_command(alone)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        loaded = self.load()
+        if self.name not in TELLS:
+            cli.work_begins()
+        return loaded.make_context(info_name, args, parent, **extra)
+
+
+COMMANDS = [LazyCommand(name, help=line) for name, line in HELP.items()]
 
 
 def commands() -> TyperGroup:
     """The command group, with all commands not loaded yet."""
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    for command in COMMANDS:
-        assert command.name is not None
-        group.commands[command.name] = command
+    group.commands.update({command.name: command for command in COMMANDS if command.name})
     return group
 
 

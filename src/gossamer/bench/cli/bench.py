@@ -4,25 +4,33 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import torch
 import typer
 from rich.table import Table
 
-from gossamer.bench.cli.compare import Slow, Workload
+from gossamer.bench.cli import progress
+from gossamer.bench.cli.compare import Compute, Slow, Workload, check_compute
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.emulation import Compute, check_compute
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, made_folder, writing
+from gossamer.bench.compare import ComparePlan
+from gossamer.bench.compare.baselines import usable
+from gossamer.bench.compare.rank_run import check
+from gossamer.bench.compare.steps import StepRow, measure_steps
+from gossamer.bench.compare.stragglers import Straggler
+from gossamer.bench.kernels import measure as kernel_speeds
+from gossamer.bench.lab import available, parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
+from gossamer.bench.noise import gradients
+from gossamer.bench.noise import measure as noise_rows
+from gossamer.bench.report import svg
+from gossamer.bench.report.charts import Bar, BarChart
 from gossamer.bench.report.formatting import ranks_on
+from gossamer.bench.workloads import get
 from gossamer.core import files
-from gossamer.core.errors import OutputError
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.steps import StepRow
 
 RECIPES = [
     *("allreduce", "bf16", "fp16", "qsgd", "terngrad", "topk", "powersgd(rank=1)", "powersgd(rank=4)", "diana"),
@@ -38,6 +46,7 @@ NOISE = [
     *("scatter(topk(0.03)) + error_feedback()", "powersgd(rank=4)"),
 ]
 
+ANOTHER = "give another folder, or --force"
 AUTHOR = "<!-- steps, measured by gossamer -->\n\n"
 ROWS = files.FileKind("table of steps", (b',\n  "ratio_to_ddp": ', AUTHOR.strip().encode()))
 
@@ -57,11 +66,9 @@ def kernels(
 
     On a CPU the copy is libc's memcpy, on a GPU one on the device.
     """
-    from gossamer.bench.kernels import measure
-
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no GPU here; gossamer bench kernels without it measures the CPU's")
-    rows = [r._asdict() for r in measure(elements, rounds, device=device)]
+    rows = [r._asdict() for r in kernel_speeds(elements, rounds, device=device)]
     if as_json:
         print(json.dumps(rows, indent=1))
         return
@@ -85,13 +92,9 @@ def noise(
     Nothing is started: virtual ranks train in this process. Memories, rules and schedules of a recipe do not act: one gradient is sent
     once. Bits are those that a rank sends an element, where a dense average in two phases sends 32.
     """
-    from gossamer.bench.compare.rank_run import check
-    from gossamer.bench.noise import gradients, measure
-    from gossamer.bench.workloads import get
-
     for text in recipes or []:
         check(text)
-    rows = measure(recipes or NOISE, gradients(get(workload, seed=seed), ranks, at, seed), seed)
+    rows = noise_rows(recipes or NOISE, gradients(get(workload, seed=seed), ranks, at, seed), seed)
     if as_json:
         print(json.dumps([row._asdict() for row in rows], indent=1))
         return
@@ -128,13 +131,6 @@ def steps(
     All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
     range; bytes are per rank and step.
     """
-    from gossamer.bench.cli import progress
-    from gossamer.bench.compare.baselines import usable
-    from gossamer.bench.compare.rank_run import check
-    from gossamer.bench.compare.steps import measure_steps
-    from gossamer.bench.compare.stragglers import Straggler
-    from gossamer.bench.workloads import get
-
     for text in recipes or []:
         check(text)
     emulate = check_compute(compute)
@@ -145,11 +141,12 @@ def steps(
         _prepare(out, wanted, force)
     get(workload).prepare()
     names = {n: n for n in [*usable(), *(recipes or RECIPES)]}
+    plan = ComparePlan(names, workload, chunk=chunk, per_host=per_host, imports=brought(), slow=slow or [])
+    plan.compute = emulate
     rows: list[StepRow] = []
     for rate in wanted:
         print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        more = (workload, per_host, brought(), emulate, slow or [])
-        rows += measure_steps(names, rate, hosts, turns, chunk, progress.quiet, *more)
+        rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
         if out is not None:  # results are written after each rate
             _write(rows, out, force)
     print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
@@ -158,8 +155,6 @@ def steps(
 
 def _rates(text: str, hosts: int) -> list[str]:
     """Rates that can be measured here: only 'unshaped' without a lab."""
-    from gossamer.bench.lab import available, parse_links
-
     wanted = text.split()
     for rate in wanted:
         parse_links(rate, hosts)
@@ -172,41 +167,28 @@ def _rates(text: str, hosts: int) -> list[str]:
 
 def _prepare(folder: Path, rates: list[str], force: bool) -> None:
     """Check the output files before measuring, which takes hours."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing(made_folder(folder), ANOTHER):
         for name in ("steps.json", "steps.md", *map(_plot, rates)):
             files.writable(folder / name, _kind(name), force)
-    except OutputError as error:
-        raise InputError(f"{error}; give another folder, or --force") from None
-    except OSError as error:
-        raise FailedError(f"the folder {folder} cannot be made: {error.strerror}") from None
 
 
-def _write(rows: "list[StepRow]", folder: Path, force: bool) -> None:
+def _write(rows: list[StepRow], folder: Path, force: bool) -> None:
     texts = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": AUTHOR + as_markdown(rows)}
-    try:
+    with writing(folder, ANOTHER):
         for name, text in (texts | plots(rows)).items():
             files.write(folder / name, text, _kind(name), force)
-    except OSError as error:
-        why = error.strerror or error
-        raise FailedError(f"the results could not be written to {folder}: {why}") from None
 
 
 def _kind(name: str) -> files.FileKind:
-    from gossamer.bench.report.svg import SVG
-
-    return SVG if name.endswith(".svg") else ROWS
+    return svg.SVG if name.endswith(".svg") else ROWS
 
 
 def _plot(rate: str) -> str:
     return f"steps-{rate.replace('/', '-').replace(',', '_').replace(':', '-')}.svg"
 
 
-def plots(rows: "list[StepRow]") -> dict[str, str]:
+def plots(rows: list[StepRow]) -> dict[str, str]:
     """One SVG for each rate: how long a step takes, the fastest first."""
-    from gossamer.bench.report import svg
-    from gossamer.bench.report.charts import Bar, BarChart
-
     made = dict[str, str]()
     for rate in dict.fromkeys(r.rate for r in rows):
         shown = sorted((r for r in rows if r.rate == rate and r.step_ms), key=lambda r: r.step_ms)
@@ -218,14 +200,14 @@ def plots(rows: "list[StepRow]") -> dict[str, str]:
     return made
 
 
-def as_markdown(rows: "list[StepRow]") -> str:
+def as_markdown(rows: list[StepRow]) -> str:
     """Format the rows as one Markdown table."""
-    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire", "loss"]
     several, emulated = any(r.per_host > 1 for r in rows), any(r.compute for r in rows)
     slowed = any(r.slow for r in rows)
+    heads = ["recipe", "rate", "step ms (range)", "of DDP", "of computing", "MB sent", "MB on the wire"]
+    heads += ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     heads += ["MB inside"] if several else []
     heads += ["slow ranks"] if slowed else []
-    heads[7:8] = ["exposed ms", "hides", "processor ms"] if emulated else ["loss"]
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
         time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
@@ -237,8 +219,8 @@ def as_markdown(rows: "list[StepRow]") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _hides(row: "StepRow") -> str | None:
-    """True to its name: what a recipe does beside computing is hidden if a step is hardly longer than computing alone."""
+def _hides(row: StepRow) -> str | None:
+    """What a recipe does beside computing is hidden if a step is hardly longer than computing alone."""
     if row.ratio_to_compute is None or row.recipe == "compute":
         return None
     return "yes" if row.ratio_to_compute <= HIDDEN else "no"

@@ -27,6 +27,7 @@ from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.output import made_folder
 
 IN_A_CHECKOUT, ELSEWHERE = Path("docs/claims/records"), Path("runs/claims")
 
@@ -71,13 +72,7 @@ def claims(
 
 
 def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FailedError(
-            f"the folder {folder} cannot be made: {error.strerror}; give another with --records"
-        ) from None
-    path = folder / f"{claim.name}.json"
+    path = made_folder(folder, "--records") / f"{claim.name}.json"
     known = begun(claim, path, new_plan)
     run_claim(claim, known, lambda record: record.write(path), lambda run, left: None if as_json else _told(run, left))
     if as_json:

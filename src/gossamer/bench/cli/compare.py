@@ -1,36 +1,28 @@
 """gossamer train and gossamer compare."""
 
 import os
-import shlex
 import signal
-import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from gossamer.bench.cli import progress, script
-from gossamer.bench.cli.console import console, is_lively
-from gossamer.bench.cli.emulation import Compute, Timing, check_compute, compare_steps
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, bring, brought
-from gossamer.bench.cli.output import RECORD, Force, run_folder
-from gossamer.bench.cli.summary import summary
+from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.run_output import RunOutput, command, is_a_rank
 from gossamer.bench.compare import ComparePlan, join, launch
 from gossamer.bench.compare.checkpoints import saved_steps
-from gossamer.bench.compare.events import FilesWritten, Note, OnEvent, RankEvent
+from gossamer.bench.compare.events import Note, RankEvent
 from gossamer.bench.compare.learning_rates import rates_of
 from gossamer.bench.compare.rank_run import check
-from gossamer.bench.compare.script_launch import ScriptPlan
 from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
-from gossamer.bench.record import Record
 from gossamer.bench.workloads import get
+from gossamer.bench.workloads.computing import ComputeTime
 
 Hosts = Annotated[
     int, typer.Option(min=1, max=MOST_HOSTS, help="How many hosts; with --rate, those of a lab. One rank on each.")
@@ -60,7 +52,13 @@ Lr = Annotated[
         help="A factor on the workload's learning rate, for all or as 'RECIPE=FACTOR' for one. May be repeated."
     ),
 ]
-Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps.")]
+Compute = Annotated[
+    str | None,
+    typer.Option(
+        help="Emulate an accelerator: forward and backward wait for '150ms', '150ms lognormal 0.2' or "
+        "'150ms exponential 30ms' in place of computing. Losses mean nothing then."
+    ),
+]
 
 
 def train(
@@ -69,7 +67,7 @@ def train(
     hosts: Hosts = 4,
     per_host: PerHost = 1,
     rate: Rate = None,
-    steps: Steps = 200,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 200,
     seed: int = 0,
     shards: Shards = "iid",
     out: Out = None,
@@ -87,8 +85,10 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train one recipe on real processes. Started by torchrun, it joins the ranks of the launcher."""
-    if resume and out is not None:
-        bring(_imported_before(out))
+    output = RunOutput("train", out, force, quiet, as_json)
+    earlier = output.earlier() if resume and out is not None else None
+    if earlier is not None:
+        bring(earlier.imports)
     check(_absolute(recipe))
     chunk = min(10, steps, checkpoint_every)
     plan = ComparePlan({_short(recipe): _absolute(recipe)}, workload, {"shards": shards}, steps, chunk, seed=seed)
@@ -98,11 +98,11 @@ def train(
     if resume:
         _check_resumable(out)
     _check_place(plan, hosts, rate)
-    if _is_a_rank():
-        _join(plan, rate, out, force, quiet, as_json)
-    folder = _folder(out, "train", force)
-    plan.checkpoint = str((folder / "checkpoint").resolve())
-    _run(plan, hosts, rate, folder, quiet, as_json)
+    if is_a_rank():
+        _join(plan, rate, output)
+    output.prepare()
+    plan.checkpoint = output.checkpoint
+    _run(plan, hosts, rate, output)
 
 
 def compare(
@@ -139,7 +139,9 @@ def compare(
     deadline: Deadline = 120.0,
     imports: Imports = None,
     slow: Slow = None,
-    timing: Timing = False,
+    timing: Annotated[
+        bool, typer.Option("--timing", help="Compare steps, not quality: every recipe trains for --steps steps.")
+    ] = False,
     compute: Compute = None,
     lr: Lr = None,
     force: Force = False,
@@ -153,22 +155,26 @@ def compare(
     In its arguments {recipe} becomes the recipe's name: -- --out_dir=out-{recipe}.
     """
     if own is not None:
-        limit = steps if script.is_said(ctx, "steps") else 0
-        names, mine = _named(recipes), brought()
-        options = script.ScriptOptions(
-            own, names, hosts, per_host, rate, chunk, deadline, mine, limit, cwd, quiet, as_json
-        )
-        _run_script(script.plan_of(ctx, options), options, out, force)
+        own_plan = script.plan_of(ctx, own, _named(recipes), cwd)
+        own_plan.deadline, own_plan.chunk, own_plan.per_host, own_plan.imports = deadline, chunk, per_host, brought()
+        own_plan.steps = steps if script.is_said(ctx, "steps") else 0
+        script.run(own_plan, hosts, rate, RunOutput("script", out, force, quiet, as_json))
     script.refuse_arguments(ctx, cwd)
-    if _is_a_rank():
+    if is_a_rank():
         raise InputError("compare starts its own ranks, and here a launcher has started some: run it once, without one")
     names = _named(recipes)
     plan = ComparePlan(names, workload, {"shards": shards}, steps, min(chunk, steps), next(iter(names)), patience, seed)
     plan.deadline, plan.per_host = deadline, per_host
     plan.imports, plan.slow, plan.lr = brought(), slow or [], rates_of(lr or [], names)
-    compare_steps(plan, timing, compute)
+    plan.compute, plan.timing = check_compute(compute), timing
+    if timing:
+        plan.baseline = ""  # a quality to reach; without it all have as many steps
+    elif compute is not None:
+        raise InputError("--compute emulates computing, so no quality can be compared: add --timing to compare steps")
     _check_place(plan, hosts, rate)
-    _run(plan, hosts, rate, _folder(out, "compare", force), quiet, as_json, seeds)
+    output = RunOutput("compare", out, force, quiet, as_json)
+    output.prepare()
+    _run(plan, hosts, rate, output, seeds)
 
 
 def _named(recipes: list[str]) -> dict[str, str]:
@@ -179,8 +185,11 @@ def _named(recipes: list[str]) -> dict[str, str]:
     return names
 
 
-def _is_a_rank() -> bool:
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+def check_compute(text: str | None) -> str:
+    """The text of --compute, which must be one that ranks can read; empty if the option was not given."""
+    if text is not None:
+        ComputeTime.of(text)
+    return text or ""
 
 
 def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
@@ -192,12 +201,6 @@ def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
         Straggler.of(text, hosts * plan.per_host)
 
 
-def _imported_before(folder: Path) -> list[str]:
-    """Modules that the resumed run had imported."""
-    earlier = _earlier(folder)
-    return earlier.imports if earlier else []
-
-
 def _check_resumable(out: Path | None) -> None:
     """Raise InputError if there is no checkpoint to resume from; ranks check their own later."""
     if out is None:
@@ -207,120 +210,44 @@ def _check_resumable(out: Path | None) -> None:
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 
 
-def _run(
-    plan: ComparePlan, hosts: int, rate: str | None, folder: Path, quiet: bool, as_json: bool, seeds: int = 1
-) -> None:
+def _run(plan: ComparePlan, hosts: int, rate: str | None, output: RunOutput, seeds: int = 1) -> NoReturn:
     # Fetch data here: hosts of a lab reach no network, and all ranks would fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
-    earlier = _earlier(folder) if plan.resume else None
+    earlier = output.earlier() if plan.resume else None
     record, code = None, 0
     for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
         one = replace(plan, seed=seed)
-        with _shown(one, quiet, as_json) as show:
+        with output.shown(one) as show:
             if seeds > 1:
                 show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
-            made, ended = launch(one, hosts, rate, _command(), show, folder / RECORD, record)
+            made, ended = launch(one, hosts, rate, command(), show, output.record, record)
         record, code = record.with_again(made) if record else made, max(code, ended)
         if ended > 1:  # interrupted
             break
     assert record is not None
-    _conclude(record, code, folder, quiet, as_json, earlier)
+    output.conclude(record, code, earlier)
 
 
-def _run_script(plan: ScriptPlan, options: script.ScriptOptions, out: Path | None, force: bool) -> NoReturn:
-    made = script.missing_folders(folder := _named_folder(out, "script"))
-    follow = script.join if _is_a_rank() else script.launch
-    if not _is_a_rank() or not int(os.environ["RANK"]):
-        run_folder(folder, force)
-    with _shown(plan, options.quiet, options.as_json) as show:
-        record, code = follow(plan, options, folder, made, _command(), show)
-    _conclude(record, code, folder, options.quiet, options.as_json)
-
-
-@contextmanager
-def _shown(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> Generator[OnEvent]:
-    if as_json or quiet or not is_lively(stderr=True):
-        yield _lines(plan, quiet, as_json)
-    else:
-        with progress.LiveTable(plan) as table:
-            yield table.show
-
-
-def _join(plan: ComparePlan, rate: str | None, out: Path | None, force: bool, quiet: bool, as_json: bool) -> None:
+def _join(plan: ComparePlan, rate: str | None, output: RunOutput) -> NoReturn:
     """A launcher has started us as one of several ranks: take part. Rank 0 shows and keeps what comes of it."""
     if rate is not None:
-        raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
+        raise InputError(script.STARTED)
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
-    if out is not None:  # without it the ranks, perhaps on several machines, have no name in common for their files
-        plan.checkpoint = str((_folder(out, "train", force) / "checkpoint").resolve())
-    if int(os.environ["RANK"]):
+    first = not int(os.environ["RANK"])
+    if first or output.is_named:
+        output.prepare()
+    if output.is_named:
+        plan.checkpoint = output.checkpoint
+    if not first:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
-        raise typer.Exit(join(plan, _command(), _ignore)[1])
-    folder = _folder(out, "train", force)
-    earlier = _earlier(folder) if plan.resume else None
-    record, code = join(plan, _command(), _lines(plan, quiet, as_json), folder / RECORD)
-    _conclude(record, code, folder, quiet, as_json, earlier)
+        raise typer.Exit(join(plan, command(), _notes)[1])
+    earlier = output.earlier() if plan.resume else None
+    output.conclude(*join(plan, command(), output.lines(plan), output.record), earlier)
 
 
-def _lines(plan: ComparePlan | ScriptPlan, quiet: bool, as_json: bool) -> OnEvent:
-    return progress.events_as_json if as_json else progress.quiet if quiet else progress.PlainLines(plan).show
-
-
-def _ignore(event: RankEvent) -> None:
+def _notes(event: RankEvent) -> None:
     if isinstance(event.what, Note):
         progress.troubles(event)
-
-
-def _command() -> str:
-    return shlex.join(["gossamer", *sys.argv[1:]])
-
-
-def _earlier(folder: Path) -> Record | None:
-    try:
-        return Record.read(folder / RECORD)
-    except (OSError, ValueError):
-        return None  # the checkpoint has its history, too
-
-
-def _conclude(
-    record: Record, code: int, folder: Path, quiet: bool, as_json: bool, earlier: Record | None = None
-) -> NoReturn:
-    trouble = _keep(record, folder, earlier)
-    if not quiet and not as_json:
-        summary(record)  # printed even if the files could not be written
-    if trouble:
-        print(f"gossamer: {trouble}", file=sys.stderr)
-    elif as_json:
-        progress.events_as_json(RankEvent(FilesWritten(code, str(folder / RECORD), str(folder / "report.html"))))
-    elif not quiet:
-        console().print(f"\nreport: {folder / 'report.html'}", markup=False, soft_wrap=True)
-    raise typer.Exit(code or int(bool(trouble)))
-
-
-def _keep(record: Record, folder: Path, earlier: Record | None) -> str:
-    """Write record and report of a run; return why that failed, or an empty string."""
-    from gossamer.bench.report import write_html
-
-    if earlier is not None and not record.has_begun:
-        return f"the run could not be resumed; record and report in {folder} are still those of the earlier run"
-    try:
-        record.write(folder / RECORD)
-        write_html(record, folder / "report.html")
-    except OSError as error:
-        return (
-            f"the report could not be written to {folder}: {error.strerror or error}; the earlier files are unchanged"
-        )
-    return ""
-
-
-def _folder(out: Path | None, kind: str, force: bool) -> Path:
-    folder = _named_folder(out, kind)
-    run_folder(folder, force)
-    return folder
-
-
-def _named_folder(out: Path | None, kind: str) -> Path:
-    return out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _absolute(text: str) -> str:

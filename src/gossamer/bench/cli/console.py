@@ -1,6 +1,7 @@
-"""Consoles for a terminal, or for a pipe, in which lines are not wrapped."""
+"""Consoles for a terminal, or for a pipe, in which lines are not wrapped; and tables of numbers."""
 
 from rich.console import Console
+from rich.table import Table
 
 WIDE = 1000  # columns; wider than all our tables
 NARROW = 80  # columns; rich would cut letters of a table below it, so a narrower terminal wraps lines itself
@@ -12,6 +13,14 @@ def console(stderr: bool = False) -> Console:
     if made.is_terminal and made.width >= NARROW:
         return made
     return Console(stderr=stderr, highlight=False, width=NARROW if made.is_terminal else WIDE)
+
+
+def columns(*heads: str) -> Table:
+    """A table without lines, of a name and numbers, whose cells are not broken."""
+    made = Table(box=None, pad_edge=False)
+    for i, head in enumerate(heads):
+        made.add_column(head, justify="right" if i else "left", no_wrap=True)
+    return made
 
 
 def is_lively(stderr: bool = False) -> bool:

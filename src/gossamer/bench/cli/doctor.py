@@ -6,7 +6,8 @@ import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from time import perf_counter
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -20,14 +21,17 @@ from gossamer.bench.cli import network_cards
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force
+from gossamer.bench.compare.calibrate import calibrate, say_severity
+from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
+from gossamer.bench.compare.link import AlphaBeta, between_two_ranks, over_each_network
+from gossamer.bench.compare.load import cores
+from gossamer.bench.kernels import measure
 from gossamer.bench.lab import available, in_lab, privilege
 from gossamer.core.errors import PeerError
 from gossamer.costs import severity
+from gossamer.costs.cluster_file import write_cluster
 from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.link import AlphaBeta
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
 COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
@@ -55,16 +59,12 @@ def doctor(
     With --gpu: every kernel's bits and speed, streams, every preset over NCCL and over gloo, and a rank that dies, on the
     ranks that a launcher has started, or on all GPUs of this machine.
     """
-    if gpu:
-        if quick:
-            raise InputError("--quick leaves out what --gpu is for: give one of them")
-        if save is not None:
-            raise typer.Exit(_save_gpus(save, force))
-        raise typer.Exit(gpus.examine(out, force, as_json))
+    if quick and (gpu or save is not None):
+        raise InputError(f"--quick leaves out what {'--gpu' if gpu else '--save'} is for: give one of them")
     if save is not None:
-        if quick:
-            raise InputError("--quick leaves out what --save is for: give one of them")
-        raise typer.Exit(_save(save, force))
+        raise typer.Exit(_save(save, force, gpu))
+    if gpu:
+        raise typer.Exit(gpus.examine(out, force, as_json))
     link, ranks = ({}, {}) if quick else _link()
     if int(os.environ.get("RANK", "0")) == 0:
         # The other ranks have ended by now: on this machine they would have slowed the kernels down.
@@ -75,23 +75,20 @@ def doctor(
 
 def environment() -> Found:
     """Facts that need no measurement."""
+    has_gpu = torch.cuda.is_available()
     return {
         "gossamer": gossamer.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "backends": [b for b in BACKENDS if dist.is_available() and getattr(dist, f"is_{b}_available")()],
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if _is_there(device)},
+        "kernels": {device: chosen(torch.device(device)) for device in COMPILERS if device == "cpu" or has_gpu},
         "cards": network_cards.found_here(),
         "lab": _lab(),
     }
-
-
-def _is_there(device: str) -> bool:
-    return device == "cpu" or torch.cuda.is_available()
 
 
 def _lab() -> Found:
@@ -104,39 +101,26 @@ def _lab() -> Found:
 
 
 def _kernel_speed() -> Found:
-    from gossamer.bench.kernels import measure
-
     rows = measure(4_000_000, 1, KERNELS)
     return {r.kernel: {"gb_per_s": round(r.gb_per_s, 2), "of_memcpy": round(r.ratio_to_memcpy, 2)} for r in rows}
 
 
-def _save(path: Path, force: bool) -> int:
+def _save(path: Path, force: bool, gpu: bool) -> int:
     """Measure on all ranks; rank 0 writes the file and says how sure each figure is."""
-    from gossamer.bench.compare.calibrate import FOREIGN, calibrate
-    from gossamer.costs.cluster_file import write_cluster
-    from gossamer.costs.quantities import say_seconds
-
-    first = _may_save(path, force)
-    found = calibrate()
+    if gpu and not torch.cuda.is_available():
+        raise InputError(gpus.NO_GPU)
+    first, began = _may_save(path, force), perf_counter()
+    found = calibrate_gpus() if gpu else calibrate()
     if not first:
         return 0
     path.write_text(write_cluster(found.cluster()))
-    rows = [
-        ("ranks", f"{found.size}, {found.ranks_per_machine} on a machine of {found.cores} cores", 0.0),
-        ("a message", say_seconds(found.latency.value), found.latency.spread),
-        ("links", ", ".join(dict.fromkeys(map(say_rate, found.links))), found.link_spread),
-        *((name, f"{f.value:.0%} of a link", f.spread) for name, f in (("ring", found.ring), ("pairs", found.pairs))),
-        ("severity", _severity_in_words(severity(10**6, min(found.links), 1.0)), found.link_spread),
-        ("two rings at once", f"{found.shared.value:.0%} of a link", found.shared.spread),
-        ("a byte's processor time", f"{1e9 * found.byte_seconds:.2f} ns, sent or received", 0.0),
-    ]
-    rows.append(("work", f"of {len(found.work)} recipes, on all ranks of a machine at once", 0.0))
-    _print_figures(rows)
-    if found.foreign > FOREIGN:
-        console().print(
-            f"Other programs used {found.foreign:.1f} cores meanwhile: take seconds as upper bounds, or measure again."
-        )
-    console().print(escape(f"Written to {path} after {found.seconds:.0f} s: gossamer plan MODEL --cluster {path}"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text, spread in found.rows():
+        table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
+    console().print(table)
+    console().print(
+        escape(f"Written to {path} after {perf_counter() - began:.0f} s: gossamer plan MODEL --cluster {path}")
+    )
     return 0
 
 
@@ -155,33 +139,8 @@ def _may_save(path: Path, force: bool) -> bool:
     return first
 
 
-def _save_gpus(path: Path, force: bool) -> int:
-    """Measure on all ranks' GPUs what a plan asks of them; rank 0 writes the file."""
-    from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
-    from gossamer.costs.cluster_file import write_cluster
-
-    if not torch.cuda.is_available():
-        raise InputError(gpus.NO_GPU)
-    first = _may_save(path, force)
-    found = calibrate_gpus()
-    if first:
-        path.write_text(write_cluster(found.cluster()))
-        _print_figures(found.rows())
-        console().print(escape(f"Written to {path}: gossamer plan MODEL --cluster {path}"))
-    return 0
-
-
-def _print_figures(rows: list[tuple[str, str, float]]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text, spread in rows:
-        table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
-    console().print(table)
-
-
 def _link() -> tuple[Found, Found]:
     """Alpha and beta between two ranks here or all that there are; and of the latter, which cards they use."""
-    from gossamer.bench.compare.link import between_two_ranks, over_each_network
-
     ranks: Found = {}
     try:
         if "RANK" in os.environ:
@@ -194,7 +153,7 @@ def _link() -> tuple[Found, Found]:
     return _link_facts(found), ranks
 
 
-def _link_facts(found: "AlphaBeta | str") -> Found:
+def _link_facts(found: AlphaBeta | str) -> Found:
     if isinstance(found, str):
         return {"broken": found}
     if found.size == 1:
@@ -231,7 +190,7 @@ def _rows(found: Found) -> list[tuple[str, str]]:
     if "link" in found:
         rows.append(("link", _link_in_words(found["link"])))
         if "severity" in found["link"]:
-            rows.append(("severity", _severity_in_words(found["link"]["severity"])))
+            rows.append(("severity", say_severity(found["link"]["severity"])))
     rows += network_cards.of_ranks_in_words(found)
     return rows
 
@@ -263,7 +222,3 @@ def _link_in_words(link: Found) -> str:
         f"{say_rate(link['bits_per_s'] / 8)} each way (1 / beta)",
     )
     return f"{link['ranks']} ranks{where}: {alpha}, {rate}"
-
-
-def _severity_in_words(of_a_million: float) -> str:
-    return f"{of_a_million:.2g} for each million parameters, over the seconds that a step computes"

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, writing
 
 
 def explain(
@@ -27,25 +27,24 @@ def explain(
     from gossamer.bench.cli import parts  # it needs torch
     from gossamer.bench.explain import as_text, explain
     from gossamer.bench.report import explained
+    from gossamer.bench.report.pages import PAGE
     from gossamer.core import files
-    from gossamer.core.errors import AttachError, OutputError
+    from gossamer.core.errors import AttachError
     from gossamer.recipe import Recipe
 
     meant = parts.subject(recipe)
     if not isinstance(meant, Recipe):
         raise InputError(f"{recipe!r} is a part, not a recipe: 'gossamer recipes {recipe}' says what it is for")
+    if out is not None:
+        with writing(out):
+            files.writable(out, PAGE, force)
     try:
-        if out is not None:
-            files.writable(out, explained.PAGE, force)
         told = explain(meant, ranks, steps)
-        if out is None:
-            print(as_text(told), end="")
-        else:
-            explained.write_html(told, recipe, out, force)
-            print(out)
     except AttachError as error:
         raise InputError(str(error)) from None
-    except OutputError as error:
-        raise InputError(f"{error}; give another place, or --force") from None
-    except OSError as error:
-        raise FailedError(f"{error.filename or out} could not be written: {error.strerror}") from None
+    if out is None:
+        print(as_text(told), end="")
+        return
+    with writing(out):
+        explained.write_html(told, recipe, out, force)
+    print(out)

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.goodput_tables import as_dict, show
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, writing
+from gossamer.bench.report import goodput_page
+from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
-from gossamer.core.errors import OutputError
 from gossamer.costs.goodput import Goodput, goodput_of
 from gossamer.costs.quantities import hourly
 
@@ -36,40 +37,19 @@ def goodput(
     """
     cost = None if price is None else hourly(price)
     if page is not None:
-        _write_page(page, force)
+        with writing(page):
+            files.writable(page, PAGE, force)
     found = goodput_of(folder, pays)
     if as_json:
         print(json.dumps(as_dict(found, cost), indent=1, allow_nan=False))
     else:
         show(console(), found, cost)
     if page is not None:
-        from gossamer.bench.report import goodput_page
-
-        _written(page, goodput_page.render(found, cost), force)
+        with writing(page):
+            files.write(page, goodput_page.render(found, cost), PAGE, force)
         print(page, file=sys.stderr if as_json else sys.stdout)
     if found.cut:
         raise InputError(_cut(found))
-
-
-def _write_page(page: Path, force: bool) -> None:
-    """Refuse a place that cannot be written before anything is read."""
-    from gossamer.bench.report.pages import PAGE
-
-    try:
-        files.writable(page, PAGE, force)
-    except OutputError as error:
-        raise InputError(f"{error}; give another place, or --force") from None
-
-
-def _written(page: Path, text: str, force: bool) -> None:
-    from gossamer.bench.report.pages import PAGE
-
-    try:
-        files.write(page, text, PAGE, force)
-    except OutputError as error:
-        raise InputError(f"{error}; give another place, or --force") from None
-    except OSError as error:
-        raise FailedError(f"{error.filename or page} could not be written: {error.strerror}") from None
 
 
 def _cut(found: Goodput) -> str:

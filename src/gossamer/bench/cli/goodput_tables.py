@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gossamer.bench.cli.console import columns
 from gossamer.bench.report.formatting import seconds
-from gossamer.bench.report.goodput_study import GoodputStudy, money, percent, studied
+from gossamer.bench.report.goodput_study import GoodputStudy, money, percent
 from gossamer.costs.goodput import Goodput
 from gossamer.costs.quantities import Price
 from gossamer.costs.spent import CAUSES, Spent
@@ -18,14 +19,14 @@ SHOWN = 12  # held-out values in a terminal
 
 def show(out: Console, found: Goodput, price: Price | None) -> None:
     """A sentence, the causes, the ranks, and what money bought."""
-    study = studied(found, price)
+    study = GoodputStudy(found, price)
     out.print(f"[bold]{escape(study.title)}[/]")
     out.print(study.detail, style="dim", markup=False)
     out.print(_causes(study))
     if len(found.ranks) > 1:
         out.print()
         out.print(_ranks(study))
-    if study.rows:
+    if found.held_out:
         out.print()
         out.print(_held_out(study))
     for note in study.notes:
@@ -63,9 +64,8 @@ def _money(study: GoodputStudy, value: float) -> list[str]:
 
 
 def _grid(*heads: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left", no_wrap=True)
+    table = columns(*heads)
+    table.header_style = "dim"
     return table
 
 
@@ -74,7 +74,7 @@ def _grid(*heads: str) -> Table:
 
 def as_dict(found: Goodput, price: Price | None) -> dict[str, Any]:
     """All that is known, for programs; seconds, and shares of the paid time."""
-    study = studied(found, price)
+    study = GoodputStudy(found, price)
     return {
         "folder": str(found.folder),
         "recipe": found.recipe,

@@ -4,10 +4,9 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,13 +15,14 @@ from rich.table import Table
 
 import gossamer
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
+from gossamer.bench.cli.output import writing
+from gossamer.bench.compare.control_group import ControlGroup, meet
+from gossamer.bench.compare.gpu import launch
+from gossamer.bench.compare.gpu.examine import Examination
+from gossamer.bench.compare.gpu.report import KIND, Report
 from gossamer.core import files
-from gossamer.core.errors import GossamerError, OutputError, plainly
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.gpu.launch import Runner
-    from gossamer.bench.compare.gpu.report import Report
+from gossamer.core.errors import GossamerError
 
 REPORT = Path("gossamer-gpu.md")
 NO_GPU = (
@@ -39,29 +39,21 @@ def examine(out: Path, force: bool, as_json: bool) -> int:
         return _as_a_rank(out, force, as_json)
     if not torch.cuda.is_available():
         raise InputError(NO_GPU)
-    from gossamer.bench.compare.gpu.launch import LocalRanks
-
-    _writable(out, force)
-    return _speak(_examined(LocalRanks(torch.cuda.device_count()), _aloud), out, force, as_json)
+    _check_file(out, force)
+    return _conclude(_examine(launch.LocalRanks(torch.cuda.device_count()), _show_progress), out, force, as_json)
 
 
 def _as_a_rank(out: Path, force: bool, as_json: bool) -> int:
     """Run the checks as one rank; rank 0 prints and writes the report. All ranks end if any refuses."""
-    from gossamer.bench.compare.control_group import ControlGroup
-    from gossamer.bench.compare.gpu.launch import JoinedRanks
-
-    try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    except (RuntimeError, ValueError) as error:
-        raise FailedError(f"the ranks cannot find each other: {plainly(error)}") from None
+    meet(120.0)
     rank, size = dist.get_rank(), dist.get_world_size()
     control = ControlGroup(WAIT)
     refusals = control.texts(_refusal(out, force, rank == 0))
     refused = next((f"rank {r}: {text}" for r, text in enumerate(refusals) if text), "")
     code = 2
     if not refused:
-        report = _examined(JoinedRanks(control, rank, size), _aloud if rank == 0 else _in_silence)
-        code = _speak(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
+        report = _examine(launch.JoinedRanks(control, rank, size), _show_progress if rank == 0 else lambda text: None)
+        code = _conclude(report, out, force, as_json) if rank == 0 else int(bool(report.failures))
     dist.barrier()
     dist.destroy_process_group()
     if refused and rank == 0:
@@ -74,30 +66,23 @@ def _refusal(out: Path, force: bool, writes: bool) -> str:
         return NO_GPU
     try:
         if writes:
-            _writable(out, force)
+            _check_file(out, force)
     except GossamerError as error:
         return str(error)
     return ""
 
 
-def _writable(out: Path, force: bool) -> None:
+def _check_file(out: Path, force: bool) -> None:
     """Check the output file before the checks, which take minutes."""
-    from gossamer.bench.compare.gpu.report import KIND
-
     if not out.absolute().parent.is_dir():
         raise InputError(
             f"there is no folder {out.absolute().parent} to write {out.name} to; name another file with --out"
         )
-    try:
+    with writing(out, "name another file with --out, or --force"):
         files.writable(out, KIND, force)
-    except OutputError as error:
-        raise InputError(f"{error}; name another file with --out, or --force") from None
 
 
-def _examined(runner: "Runner", say: Callable[[str], None]) -> "Report":
-    from gossamer.bench.compare.gpu.examine import Examination
-    from gossamer.bench.compare.gpu.report import Report
-
+def _examine(runner: launch.Runner, say: Callable[[str], None]) -> Report:
     return Report(versions(), Examination(runner, say=say).run())
 
 
@@ -122,31 +107,23 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _aloud(text: str) -> None:
+def _show_progress(text: str) -> None:
     print(f"{text[:200]} ...", file=sys.stderr, flush=True)
 
 
-def _in_silence(text: str) -> None:
-    pass
-
-
-def _speak(report: "Report", out: Path, force: bool, as_json: bool) -> int:
+def _conclude(report: Report, out: Path, force: bool, as_json: bool) -> int:
     """Print the report, then write it, so that a full disk does not lose it."""
-    from gossamer.bench.compare.gpu.report import KIND
-
     if as_json:
         print(report.to_json())
     else:
         _print(report)
-    try:
+    with writing(out, "name another file with --out, or --force"):
         files.write(out, report.as_markdown(), KIND, force)
-    except OSError as error:
-        raise FailedError(f"the report could not be written to {out}: {error.strerror or error}") from None
     print(f"the report to send is {out}", file=sys.stderr)
     return int(bool(report.failures))
 
 
-def _print(report: "Report") -> None:
+def _print(report: Report) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for check in report.checks():
         table.add_row(f"[bold]{escape(check)}[/bold]", "", "")

@@ -43,7 +43,11 @@ def heterogeneity(
             for rank in range(ranks)
         ]
         found[step] = simulate(programs).results[0]
-    print(json.dumps(_told(found), indent=1)) if as_json else _print(found)
+    if as_json:
+        told = {str(n): each._asdict() | {"ratio": each.ratio, "advice": each.advice} for n, each in found.items()}
+        print(json.dumps(told, indent=1))
+    else:
+        _print(found)
 
 
 def _steps(text: str) -> list[int]:
@@ -62,10 +66,6 @@ def _learn(trained: Trained, net: nn.Module, rank: int, step: int, ranks: int) -
 def _losses(trained: Trained, net: nn.Module, rank: int, ranks: int, done: int, count: int):
     for k in range(count):
         yield trained.loss(net, trained.batch(done + k, rank, ranks))
-
-
-def _told(found: dict[int, Heterogeneity]) -> dict[str, object]:
-    return {str(step): seen._asdict() | {"ratio": seen.ratio, "advice": seen.advice} for step, seen in found.items()}
 
 
 def _print(found: dict[int, Heterogeneity]) -> None:

@@ -20,11 +20,8 @@ def list_presets(rows: list[Card]) -> None:
     table = Table(*(heads if roomy else heads[:3]), box=None, pad_edge=False)
     table.columns[0].no_wrap = table.columns[2].no_wrap = True
     for row in rows:
-        name, words, text = (
-            f"[bold]{row['name']}[/]",
-            summary(out, row),
-            f"[dim]{escape(row['expression'])}[/]",
-        )
+        name, words = f"[bold]{row['name']}[/]", summary(out, row)
+        text = f"[dim]{escape(row['expression'])}[/]"
         end = row.get("to_the_end", {}).get("short", "")
         table.add_row(*((name, words, end, text) if roomy else (name, f"{words}\n{text}", end)))
     out.print(table)

@@ -1,15 +1,13 @@
 """What the doctor says of network cards: which one gloo and NCCL take, how fast it is, and what changes that."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+from gossamer.bench.compare.link import Crossed, RankCards
 from gossamer.bench.compare.network_cards import VARIABLES, Card, cards, choices
 from gossamer.costs.quantities import say_rate
-
-if TYPE_CHECKING:
-    from gossamer.bench.compare.link import Crossed, RankCards
 
 FASTER = 1.5  # times as fast a network must be before the doctor advises to take it: two measurements differ by less
 
@@ -55,7 +53,7 @@ def _card(card: Card) -> str:
     return f"{card.name}, {card.address}{kind}{rate}"
 
 
-def found_on_ranks(everybody: "Sequence[RankCards]", crossed: "Sequence[Crossed]") -> Found:
+def found_on_ranks(everybody: Sequence[RankCards], crossed: Sequence[Crossed]) -> Found:
     """The card that gloo takes on each rank, and the measured rate over each network that all of them are on."""
     return {
         "card_of_ranks": [

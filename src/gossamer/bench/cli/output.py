@@ -1,12 +1,16 @@
-"""Output folders of commands, checked before anything runs."""
+"""Files and folders that commands write: checked before anything runs, with errors that say what to do instead."""
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from gossamer.bench import record
 from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.report import pages
 from gossamer.core import files
 from gossamer.core.errors import OutputError
 
@@ -14,29 +18,36 @@ Force = Annotated[bool, typer.Option("--force", help="Write over files that goss
 RECORD, PAGE = "record.json", "report.html"  # in the folder of a run
 
 
-def run_folder(folder: Path, force: bool) -> None:
-    """Make the folder of a run. Refuse files that gossamer did not write, or remove them with `force`."""
+@contextmanager
+def writing(path: Path, instead: str = "give another place, or --force") -> Generator[None]:
+    """Say what to do where a file must not be written, and why it could not be."""
+    try:
+        yield
+    except OutputError as error:
+        raise InputError(f"{error}; {instead}") from None
+    except OSError as error:
+        raise FailedError(f"{error.filename or path} could not be written: {error.strerror or error}") from None
+
+
+def made_folder(folder: Path, option: str = "--out") -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FailedError(
-            f"the folder {folder} cannot be made: {error.strerror}; give another one with --out"
+            f"the folder {folder} cannot be made: {error.strerror}; give another one with {option}"
         ) from None
+    return folder
+
+
+def run_folder(folder: Path, force: bool) -> None:
+    """Make the folder of a run. Refuse files that gossamer did not write, or remove them with `force`."""
+    made_folder(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise FailedError(f"the folder {folder} cannot be written to; give another one with --out")
-    for path, kind in run_files(folder).items():
-        try:
+    kinds = {folder / RECORD: record.RECORD, folder / PAGE: pages.PAGE}
+    for path, kind in kinds.items():
+        with writing(path, "give another folder with --out, or --force"):
             files.writable(path, kind, force)
-        except OutputError as error:
-            raise InputError(f"{error}; give another folder with --out, or --force") from None
-    if force:
-        for path, kind in run_files(folder).items():
-            if not files.is_ours(files.writable(path, kind, force), kind):
-                path.unlink(missing_ok=True)
-
-
-def run_files(folder: Path) -> dict[Path, files.FileKind]:
-    from gossamer.bench import record
-    from gossamer.bench.report import page  # brings jinja, which takes a while
-
-    return {folder / RECORD: record.RECORD, folder / PAGE: page.PAGE}
+    for path, kind in kinds.items() if force else ():
+        if not files.is_ours(files.writable(path, kind, force), kind):
+            path.unlink(missing_ok=True)

@@ -1,7 +1,6 @@
 """Data of the help page of one recipe or one part."""
 
 import json
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -62,12 +61,14 @@ def list_parts(as_json: bool) -> None:
 
 
 def show(name: str, subject: Recipe | Part, query: CostQuery, as_json: bool) -> None:
-    facts, card = _facts(name, subject, query)
-    print(json.dumps(facts, indent=1)) if as_json else card(facts)
-
-
-def _is_known(name: str) -> bool:
-    return name in presets() or name in registry.of() or name in BASELINES
+    is_recipe = isinstance(subject, Recipe)
+    facts = explain(name, subject, query) if is_recipe else explain_part(subject, query)
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    elif is_recipe:
+        help_pages.show_recipe(facts)
+    else:
+        help_pages.show_part(facts)
 
 
 # -- find the subject -----------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def _is_known(name: str) -> bool:
 
 def subject(name: str, is_part: bool = False) -> Recipe | Part:
     """The recipe or part of a name, an expression or a file; loads plugins if the name is unknown."""
-    if not _is_known(name):
+    if not (name in presets() or name in registry.of() or name in BASELINES):
         plugins.load_plugins()
     return _part_called(name) if is_part else _find(name)
 
@@ -114,28 +115,19 @@ def query(workload: str | None, parameters: int | None, hosts: int, rate: str | 
     """Read the model and the network from the options."""
     if workload is not None and parameters is not None:
         raise InputError("--workload and --parameters are two models; give one of them")
+    bits = None if rate is None else parse_rate(rate)
     if parameters is not None:
         shapes = _squares(parameters)
         numel = sum(n * m for n, m in shapes.values())
         title = f"{len(shapes)} square matrices"
-        return CostQuery(title, {**shapes}, 4 * numel, numel, hosts, _rate(rate))
+        return CostQuery(title, {**shapes}, 4 * numel, numel, hosts, bits)
     model = workload or MODEL
     trained = get(model).model()
     named = {n: p.detach() for n, p in trained.named_parameters() if p.requires_grad}
     dense, numel = sum(p.nbytes for p in named.values()), sum(p.numel() for p in named.values())
     return CostQuery(
-        f"the model of {model}",
-        {**named},
-        dense,
-        numel,
-        hosts,
-        _rate(rate),
-        lambda: kept_by(get(model).optimizer(trained)),
+        f"the model of {model}", {**named}, dense, numel, hosts, bits, lambda: kept_by(get(model).optimizer(trained))
     )
-
-
-def _rate(text: str | None) -> int | None:
-    return None if text is None else parse_rate(text)
 
 
 def _squares(parameters: int) -> dict[str, tuple[int, int]]:
@@ -146,14 +138,6 @@ def _squares(parameters: int) -> dict[str, tuple[int, int]]:
 
 
 # -- describe it ---------------------------------------------------------------------------------------------
-
-
-def _facts(
-    name: str, subject: Recipe | Part, query: CostQuery
-) -> tuple[dict[str, Any], Callable[[dict[str, Any]], None]]:
-    if isinstance(subject, Recipe):
-        return explain(name, subject, query), help_pages.show_recipe
-    return explain_part(subject, query), help_pages.show_part
 
 
 def explain(name: str, recipe: Recipe, query: CostQuery) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -15,8 +15,9 @@ from torch import nn
 
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import console
-from gossamer.bench.cli.errors import FailedError, InputError
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
+from gossamer.bench.cli.output import writing
 from gossamer.bench.cli.pass_through import arguments
 from gossamer.bench.cli.plan_tables import (
     as_dict,
@@ -28,10 +29,11 @@ from gossamer.bench.cli.plan_tables import (
     target_table,
 )
 from gossamer.bench.compare.script_cost import measure_script
+from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
 from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
-from gossamer.core.errors import CostError, OutputError
+from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
@@ -47,7 +49,12 @@ from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import work_of
 from gossamer.recipes import presets
 
+T = TypeVar("T")
 PAPERS = {"terngrad-paper": show_published, "utility": show_utility}  # instead of a model: others' figures
+HERE = (
+    "would be measured on this processor, and the cluster has GPUs: say how long a step takes there with --step, or plan with "
+    "--work-of-this-machine"
+)
 LAW_HELP = "How computing varies: 'lognormal 0.2', 'exponential 0.2', 'slow 2', 'trace FILE'."
 
 
@@ -151,10 +158,8 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
     """Refuse a page before anything is planned."""
     if any(asked is not None for asked in (explain_recipe, over, target)):
         raise InputError("--page is of a whole plan: leave out --explain, --over and --target")
-    try:
+    with writing(path, "give --page another file"):
         files.writable(path, PAGE)
-    except OutputError as error:
-        raise InputError(f"{error}; give --page another file") from None
     if not path.parent.is_dir():
         raise InputError(
             f"{path} cannot be written: there is no folder {path.parent}; make it, or give --page another file"
@@ -163,15 +168,11 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
 
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     """Replay the plan on a grid, which takes minutes for large models, and write the page."""
-    from gossamer.bench.report import planned
-
     screen = console(stderr=True)
     with screen.status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
-    try:
+    with writing(path, "give --page another file"):
         planned.write_html(found, grid, path)
-    except OSError as error:
-        raise FailedError(f"{path} could not be written: {error.strerror}") from None
     screen.print(f"wrote {path}", markup=False)
 
 
@@ -200,10 +201,10 @@ def _recipes(asked: list[str] | None) -> list[str]:
 
 def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict[str, Any]) -> Cluster:
     """The cluster of a file, or of flags by their names."""
-    given = [flag for flag, value in asked.items() if value is not None]
+    flags = [flag for flag, value in asked.items() if value is not None]
     if path is not None:
-        if given:
-            raise InputError(f"{given[0]} and --cluster both describe the cluster; give one of them")
+        if flags:
+            raise InputError(f"{flags[0]} and --cluster both describe the cluster; give one of them")
         return read_cluster(path)
     if asked["--rate"] is None:
         raise InputError("the cluster's links are missing: give --rate, such as --rate 25gbit, or --cluster FILE")
@@ -216,8 +217,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         gpus=gpus,
         ranks=ranks,
         rate=of_flag("--rate", quantities.rate, asked["--rate"]),
-        latency=None if asked["--latency"] is None else of_flag("--latency", quantities.seconds, asked["--latency"]),
-        inside=None if asked["--inside"] is None else of_flag("--inside", quantities.rate, asked["--inside"]),
+        latency=given("--latency", quantities.seconds, asked["--latency"], None),
+        inside=given("--inside", quantities.rate, asked["--inside"], None),
         cores=asked["--cores"],
     )
     return found if asked.get("--law") is None else replace(found, law=law_of(asked["--law"]))
@@ -231,20 +232,22 @@ def of_flag(flag: str, read: Callable[[str], float], text: str) -> float:
         raise InputError(f"{flag} {error}") from None
 
 
+def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -> float | T:
+    """Read a quantity, if its flag was given."""
+    return usual if text is None else of_flag(flag, read, text)
+
+
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = None if step is None else of_flag("--step", quantities.seconds, step)
+    seconds = given("--step", quantities.seconds, step, None)
     if seconds is not None and seconds <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
     if text in workloads.names():
         if cluster.has_gpus and seconds is None and not mixed:
-            raise InputError(
-                f"{text} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
-                "--step, or plan with --work-of-this-machine"
-            )
+            raise InputError(f"{text} {HERE}")
         if seconds is None and dtype not in (None, "fp32"):
             raise InputError(
                 f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
@@ -263,14 +266,11 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
     raise InputError(f"there is no model called {text!r}. {nearest(text, [*MODELS, *workloads.names()])}")
 
 
-def _script(script: Path, given: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
+def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
     """Run the user's script alone for a few steps."""
     if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
-        raise InputError(
-            f"{script.name} would be measured on this processor, and the cluster has GPUs: say how long a step takes there with "
-            "--step, or plan with --work-of-this-machine"
-        )
-    found = measure_script(script, given)
+        raise InputError(f"{script.name} {HERE}")
+    found = measure_script(script, words)
     return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
 
 

@@ -8,11 +8,13 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.cli.console import console
-from gossamer.bench.utility import RATES, Cell
+from gossamer.bench import utility
+from gossamer.bench.cli.console import columns, console
+from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
+from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import BUSY, Interval
@@ -34,11 +36,10 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
     screen.print(escape(_setting(plan)))
     screen.print(_rows(plan, screen.width < WIDE))
     for row in plan.recipes:
-        said = (
-            f"simulated on {row.simulated} ranks, who do not all wait for the slowest" if row.simulated else row.error
-        )
-        if said:
-            screen.print(escape(f"{row.name}: {said}"))
+        if row.simulated:
+            screen.print(escape(f"{row.name}: simulated on {row.simulated} ranks, who do not all wait for the slowest"))
+        elif row.error:
+            screen.print(escape(f"{row.name}: {row.error}"))
     screen.print()
     screen.print(escape(_legend(plan)))
 
@@ -59,14 +60,13 @@ def _severity(plan: TrainingPlan) -> float:
 
 
 def _rows(plan: TrainingPlan, narrow: bool) -> Table:
-    made, names = Table(box=None, pad_edge=False), [row.name for row in plan.baselines if row.name != "compute"]
+    names = [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
     titles += ["work", "network", "sent", "by card", "memory", "pays below", "busy 90 % at", "every"]
     titles += [f"{dense.currency} / 1000 steps"] if (dense := plan.dense.money) is not None else []
     titles += ["time kept"] if plan.dense.kept is not None else []
     shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
-    for i in shown:
-        made.add_column(titles[i], justify="left" if i == 0 else "right", no_wrap=True)
+    made = columns(*(titles[i] for i in shown))
     for row in (*plan.baselines, *plan.possible):
         cells = _cells(row, names, plan.dense.name)
         made.add_row(*(cells[i] for i in shown))
@@ -80,12 +80,8 @@ def _abbreviated(name: str) -> str:
 def _cells(row: Row, names: list[str], dense: str) -> list[str]:
     assert row.seconds is not None
     s = row.seconds
-    cells = [
-        escape(row.name),
-        say_seconds(s.step),
-        f"{say_seconds(row.low)} - {say_seconds(row.high)}",
-        f"{s.utilisation:.0%}",
-    ]
+    between = f"{say_seconds(row.low)} - {say_seconds(row.high)}"
+    cells = [escape(row.name), say_seconds(s.step), between, f"{s.utilisation:.0%}"]
     cells += [f"{row.of[n]:.2f}" for n in names]
     cells += [_time(s.work), _time(s.network), say_size(s.sent), say_size(s.card)]
     cells.append(say_size(row.memory) if row.memory else "")
@@ -199,8 +195,6 @@ def _split(s: StepSeconds) -> dict[str, float]:
 
 def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, shards: int) -> None:
     """Print the pieces of a step, and the null model beside the prediction."""
-    from gossamer.planning.baselines import sharded
-
     model = model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     prepared = prepare(recipe, mine, cluster, work, shards)
@@ -242,10 +236,7 @@ def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
     """Print a row for each recipe: a step's seconds for each number of hosts, and the share of it that is computing."""
     counts, screen = sorted({count for row in found.seconds.values() for count in row}), console()
     computing = model.computing / cluster.speed
-    made = Table(box=None, pad_edge=False)
-    made.add_column("recipe", no_wrap=True)
-    for count in counts:
-        made.add_column(f"{count} hosts", justify="right", no_wrap=True)
+    made = columns("recipe", *(f"{count} hosts" for count in counts))
     for name, row in sorted(found.seconds.items(), key=lambda one: one[1].get(counts[-1], inf)):
         if row:
             cells = (f"{say_seconds(row[c])} {computing / row[c]:4.0%}" if c in row else "" for c in counts)
@@ -272,10 +263,7 @@ def target_table(target: Target, found: Reached, model: ModelCost, cluster: Clus
     def say(value: float) -> str:
         return say_rate(value) if target == "rate" else f"{value:,.0f}{' or more' * (value >= most)}"
 
-    made, screen = Table(box=None, pad_edge=False), console()
-    made.add_column("recipe", no_wrap=True)
-    for share in BUSY:
-        made.add_column(f"{share:.0%} busy", justify="right", no_wrap=True)
+    made, screen = columns("recipe", *(f"{share:.0%} busy" for share in BUSY)), console()
     for name, row in found.values.items():
         made.add_row(escape(name), *(say(row[share]) if share in row else "" for share in BUSY))
     links = "" if target == "rate" else f" at {say_rate(cluster.rate)}"
@@ -293,8 +281,6 @@ def target_table(target: Target, found: Reached, model: ModelCost, cluster: Clus
 
 def show_published(as_json: bool) -> None:
     """Print TernGrad's published speeds, the formula that they follow, and our own program's plan beside them."""
-    from gossamer.bench.published import PAPER, SIZES
-
     rows = [
         {
             "network": bars.network.name,
@@ -326,8 +312,6 @@ def show_published(as_json: bool) -> None:
 
 def show_utility(as_json: bool) -> None:
     """Print what compression gains on overlapped DDP in data centres, as a heat map, and six statements about it."""
-    from gossamer.bench import utility
-
     grid = utility.cells()
     said = utility.statements(grid, utility.break_evens())
     if as_json:
@@ -347,11 +331,10 @@ def show_utility(as_json: bool) -> None:
         screen.print(_heat_map(name, grid))
 
 
-def _heat_map(name: str, grid: Sequence[Cell]) -> Table:
+def _heat_map(name: str, grid: Sequence[utility.Cell]) -> Table:
     """A row for each model, step and number of ranks, a column for each rate."""
-    made = Table(box=None, pad_edge=False, title=escape(name), title_justify="left")
-    for title in ("model", "step", "ranks", *(f"{gbit} Gbit/s" for gbit in RATES)):
-        made.add_column(title, justify="right" if title != "model" else "left", no_wrap=True)
+    made = columns("model", "step", "ranks", *(f"{gbit} Gbit/s" for gbit in utility.RATES))
+    made.title, made.title_justify = escape(name), "left"
     rows = dict[tuple[str, float, int], list[float]]()
     for cell in grid:
         model, step, _, ranks = cell.setup
@@ -363,14 +346,9 @@ def _heat_map(name: str, grid: Sequence[Cell]) -> Table:
 
 def _heat(gain: float) -> str:
     """A share, on green from a tenth on, on red where it costs as much."""
-    colour = (
-        "white on green"
-        if gain > 0.5
-        else "black on bright_green"
-        if gain > 0.1
-        else "white on red"
-        if gain < -0.1
-        else ""
-    )
     said = f"{gain:6.0%}"
-    return f"[{colour}]{said}[/]" if colour else said
+    if gain > 0.5:
+        return f"[white on green]{said}[/]"
+    if gain > 0.1:
+        return f"[black on bright_green]{said}[/]"
+    return f"[white on red]{said}[/]" if gain < -0.1 else said

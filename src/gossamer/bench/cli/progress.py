@@ -16,7 +16,7 @@ from rich.table import Table
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.plan import ComparePlan
-from gossamer.bench.compare.script_launch import ScriptPlan
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.report.formatting import seconds, size
 
@@ -29,10 +29,7 @@ class ProgressRow:
         self.step, self.trained, self.loss, self.quality = 0, 0, math.nan, math.nan
         self.sent: int | None = None
         self.seconds, self.waited = 0.0, 0.0
-        self.before, self.first = (
-            0.0,
-            0.0,
-        )  # seconds of an earlier session, and of the first step, which is slower
+        self.before = self.first = 0.0  # seconds of an earlier session, and of the first step, which is slower
         self.lost = 0  # steps and rounds lost to values that are not finite
         self.measured = False  # True if the run measures how long it waits
         self.judged = "held out"  # name of the shown quality
@@ -60,9 +57,7 @@ class ProgressRow:
             self.before, self.first = self.seconds, row.seconds - self.seconds
         self.step, self.loss, self.trained = row.step, row.loss, self.trained + 1
         self.seconds = row.seconds
-        self.sent = (
-            self.sent if row.sent is None else row.sent
-        )  # where ranks share a link, it comes with the evaluation
+        self.sent = self.sent if row.sent is None else row.sent  # where ranks share a link, evaluations have it
         # A run that has had its steps trains on for the baseline's quality; the steps of a script are not known.
         self.state = "chases" if 0 < self.steps < self.step else "trains"
         if row.wait is not None:

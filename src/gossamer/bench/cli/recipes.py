@@ -1,4 +1,4 @@
-"""gossamer recipes: list recipes and parts, or explain one."""
+"""gossamer recipes and gossamer workloads: list recipes, parts and workloads, or explain a recipe or a part."""
 
 import json
 from typing import Annotated
@@ -41,3 +41,12 @@ def recipes(
         return
     subject = explained.subject(name, parts)
     explained.show(name, subject, explained.query(workload, parameters, hosts, rate), as_json)
+
+
+def workloads(
+    imports: Imports = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the workloads, with the size of each model and its quality metric."""
+    rows = list_cache.workloads()
+    print(json.dumps(rows, indent=1)) if as_json else list_tables.list_workloads(rows)

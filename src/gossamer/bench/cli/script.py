@@ -3,19 +3,18 @@
 import os
 import signal
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.output import RECORD
 from gossamer.bench.cli.pass_through import arguments
+from gossamer.bench.cli.run_output import RunOutput, command, is_a_rank
 from gossamer.bench.compare.baselines import BASELINES
-from gossamer.bench.compare.events import OnEvent, RankEvent
-from gossamer.bench.compare.script_launch import ScriptError, ScriptPlan, check_script, join_script, launch_script
+from gossamer.bench.compare.script_launch import ScriptError, check_script, join_script, launch_script
+from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import parse_links
-from gossamer.bench.record import Record
 from gossamer.core.errors import AttachError
 from gossamer.integrations import ddp
 from gossamer.integrations.run_observer import PLAIN
@@ -33,24 +32,7 @@ THEIRS = {
     "compute": "the script computes by itself",
     "timing": "a script's steps are timed anyway",
 }
-
-
-@dataclass
-class ScriptOptions:
-    """Options of the command line."""
-
-    script: Path
-    contenders: dict[str, str]
-    hosts: int
-    per_host: int
-    rate: str | None
-    chunk: int
-    deadline: float
-    imports: list[str]
-    steps: int  # 0: until the script ends
-    folder: Path | None
-    quiet: bool
-    as_json: bool
+STARTED = "--rate shapes a network that gossamer starts ranks in; here a launcher has started them"
 
 
 def is_said(ctx: typer.Context, name: str) -> bool:
@@ -69,31 +51,19 @@ def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
         )
 
 
-def plan_of(ctx: typer.Context, options: ScriptOptions) -> ScriptPlan:
-    """Check the options and return the plan, before anything is started."""
+def plan_of(ctx: typer.Context, script: Path, contenders: dict[str, str], folder: Path | None) -> ScriptPlan:
+    """Check the script and the options, before anything is started."""
     for name, why in THEIRS.items():
         if is_said(ctx, name):
             raise InputError(f"--{name} has no effect with --script: {why}")
-    script = options.script.absolute()
+    script = script.absolute()
     check_script(script)
-    for kind in options.contenders.values():
+    for kind in contenders.values():
         if kind in BASELINES and kind not in PLAIN:
             raise InputError(f"the baseline {kind!r} trains our workloads only; with --script give 'ddp' or 'compute'")
         if kind not in PLAIN and "ddp.register(" in script.read_text(errors="replace"):
             _check_for_ddp(kind)
-    if options.rate is not None:
-        parse_links(options.rate, options.hosts)
-    return ScriptPlan(
-        str(script),
-        arguments(ctx),
-        options.contenders,
-        options.deadline,
-        options.chunk,
-        options.per_host,
-        options.imports,
-        options.steps,
-        str(options.folder.absolute()) if options.folder else "",
-    )
+    return ScriptPlan(str(script), arguments(ctx), contenders, folder=str(folder.absolute()) if folder else "")
 
 
 def _check_for_ddp(kind: str) -> None:
@@ -103,44 +73,26 @@ def _check_for_ddp(kind: str) -> None:
         raise InputError(f"{kind} with DistributedDataParallel: {error}") from None
 
 
-def launch(
-    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: OnEvent
-) -> tuple[Record, int]:
-    """Start the ranks here or in a lab; remove the new folder if the script is refused."""
-    try:
-        return launch_script(plan, options.hosts, options.rate, command, show, folder / RECORD)
-    except ScriptError:
-        _remove(made)
-        raise
-
-
-def join(
-    plan: ScriptPlan, options: ScriptOptions, folder: Path, made: list[Path], command: str, show: OnEvent
-) -> tuple[Record, int]:
-    """Take part as one of a launcher's ranks. Rank 0 keeps the record; the other ranks exit here."""
-    if options.rate is not None:
-        raise InputError("--rate shapes a network that gossamer starts ranks in; here a launcher has started them")
-    if int(os.environ["RANK"]):
+def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> NoReturn:
+    """Start ranks here or in a lab, or take part as one that a launcher has started: then rank 0 keeps the record."""
+    if rate is not None:
+        parse_links(rate, hosts)
+        if is_a_rank():
+            raise InputError(STARTED)
+    if is_a_rank() and int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise typer.Exit(join_script(plan, command, _ignore, None)[1])
+        raise typer.Exit(join_script(plan, command(), lambda event: None, None)[1])
+    made = [p for p in (output.folder, *output.folder.parents) if not p.exists()]
+    output.prepare()
     try:
-        return join_script(plan, command, show, folder / RECORD)
+        with output.shown(plan) as show:
+            if is_a_rank():
+                record, code = join_script(plan, command(), show, output.record)
+            else:
+                record, code = launch_script(plan, hosts, rate, command(), show, output.record)
     except ScriptError:
-        _remove(made)
+        for path in made:  # the innermost first; one that is not empty stays
+            with suppress(OSError):
+                path.rmdir()
         raise
-
-
-def _remove(made: list[Path]) -> None:
-    """Remove the folders that this command made, if they are empty."""
-    for path in made:
-        with suppress(OSError):
-            path.rmdir()
-
-
-def missing_folders(folder: Path) -> list[Path]:
-    """Folders that must be made for this one, the innermost first."""
-    return [p for p in (folder, *folder.parents) if not p.exists()]
-
-
-def _ignore(event: RankEvent) -> None:
-    """Rank 0 shows it."""
+    output.conclude(record, code)

@@ -5,28 +5,25 @@ import os
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 import typer
-from rich.markup import escape
-from rich.table import Table
 from torch import nn
 
 from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
-from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, of_flag
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, given, of_flag
+from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Present
 from gossamer.costs import Cluster
 from gossamer.costs.event_file import random_events, read_events
 from gossamer.costs.events import Events
-from gossamer.costs.quantities import say_rate, say_seconds, say_size, seconds
+from gossamer.costs.quantities import say_size, seconds
 from gossamer.costs.quantities import size as bytes_in
-from gossamer.fabrics.liveness.heartbeat import ranks as numbered
 from gossamer.fabrics.sim import TimeSpan
 from gossamer.integrations.checks.elastic_checks import refuse_recipe
 from gossamer.planning.measured_model import untrained
@@ -38,36 +35,6 @@ from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, replic
 from gossamer.simulated_bodies import stay_equal
 
 OnLoss = Literal["restart", "members", "both"]
-POINTS = 20  # of a loss curve that are printed as JSON
-KINDS = ("computing", "coding", "sending", "waiting")
-
-
-class Simulated(NamedTuple):
-    """A recipe's run: the losses of its steps (mean over ranks), the moment of each, bytes a rank sent, and the quality."""
-
-    recipe: str
-    steps: int
-    seconds: float
-    sent: float
-    losses: list[float]
-    moments: list[float]
-    quality: float
-    lines: dict[int, list[tuple[str, float, float]]]
-    gradients: int  # steps that count, summed over ranks
-    on_loss: str = ""  # what happens where ranks go or come: "restart" or "members"
-    restarts: Sequence[simulated_restarts.Restart] = ()
-    changes: Sequence[simulated_members.MembersChange] = ()
-    stood: float = 0.0  # seconds of ranks in which members met, handed over, or computed what was dropped
-
-    def share(self, kind: str) -> float:
-        """The share of the first rank's time that it spends so; sending may overlap with computing."""
-        spent = sum(end - begin for what, begin, end in self.lines.get(0, []) if what == kind)
-        return spent / self.seconds if self.seconds else 0.0
-
-    @property
-    def hourly(self) -> float:
-        """Steps that count, in an hour of the virtual clock."""
-        return 3600 * self.steps / self.seconds if self.seconds else 0.0
 
 
 def simulate_command(
@@ -145,8 +112,8 @@ def simulate_command(
     shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
     refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
-    back = _given("--restart", restart, where.restart)
-    restarts = simulated_restarts.Restarts(save_every, _given("--saving", saving, where.checkpoint), back)
+    back = given("--restart", seconds, restart, where.restart)
+    restarts = simulated_restarts.Restarts(save_every, given("--saving", seconds, saving, where.checkpoint), back)
     times = simulated_members.MemberTimes(silence=of_flag("--silence", seconds, silence), starting=back)
     if befalls.changes_ranks and where.ranks_per_node > 1:
         raise InputError(
@@ -163,9 +130,9 @@ def simulate_command(
                 found.append(with_members(each, task, rounds, costs, befalls, least, times))
     finally:  # a recipe that fails, or an interrupt, does not take along what has been trained
         if as_json and found:
-            print(json.dumps([_told(run) | {"events": befalls.sentences()} for run in found], indent=1))
+            print(json.dumps([as_dict(run) | {"events": befalls.sentences()} for run in found], indent=1))
         elif found:
-            _show(found, task, where, befalls)
+            show(found, task, where, befalls)
 
 
 def _refuse_members(recipes: Sequence[str]) -> None:
@@ -199,10 +166,6 @@ def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> Model
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
-def _given(flag: str, text: str | None, usual: float) -> float:
-    return usual if text is None else of_flag(flag, seconds, text)
-
-
 class Costs(NamedTuple):
     """What the steps of any recipe cost: the cluster, the model, and where the processor's seconds come from."""
 
@@ -227,26 +190,21 @@ def simulated(
 ) -> Simulated:
     """Train one recipe for so many rounds; where ranks go or come, all start again from a checkpoint."""
     steps, size = rounds * Recipe.of(recipe).schedule.shape.period, costs.cluster.size
-    if events.changes_ranks:
+    if not events.changes_ranks:
+        fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
+        run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
+        losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+        sent, quality, lines = run.ledger.sent / size, task.evaluate(fleet[0].model), _lines(run.spans)
+        return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, steps * size)
 
-        def crew(present: Sequence[int]) -> simulated_restarts.Crew:
-            fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)
-            return simulated_restarts.Crew(
-                fleet, _backward(task, len(present)), costs.of_nodes(present).of(recipe, events)
-            )
+    def crew(present: Sequence[int]) -> simulated_restarts.Crew:
+        fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)
+        return simulated_restarts.Crew(fleet, _backward(task, len(present)), costs.of_nodes(present).of(recipe, events))
 
-        run = simulated_restarts.train(crew, size, steps, events, restarts)
-        losses, moments, quality = run.losses, run.moments, task.evaluate(run.replicas[0].model)
-        sent, lines = run.ledger.sent / size, _lines(run.spans)
-        return Simulated(
-            recipe, steps, run.seconds, sent, losses, moments, quality, lines, run.gradients, "restart", run.restarts
-        )
-    fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
-    run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
-    losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
-    quality, lines = task.evaluate(fleet[0].model), _lines(run.spans)
-    sent = run.ledger.sent / size
-    return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, steps * size)
+    run = simulated_restarts.train(crew, size, steps, events, restarts)
+    quality, lines, sent = task.evaluate(run.replicas[0].model), _lines(run.spans), run.ledger.sent / size
+    facts = (recipe, steps, run.seconds, sent, run.losses, run.moments, quality, lines, run.gradients, "restart")
+    return Simulated(*facts, restarts=run.restarts)
 
 
 def with_members(
@@ -268,20 +226,9 @@ def with_members(
     crew = simulated_members.MemberCrew(start, backward, costs.of(recipe, events))
     run = simulated_members.train(crew, size, steps, events, least, times)
     quality, lines = task.evaluate(next(iter(run.replicas.values())).model), _lines(run.spans)
-    return Simulated(
-        recipe,
-        steps,
-        run.seconds,
-        run.ledger.sent / size,
-        run.losses,
-        run.moments,
-        quality,
-        lines,
-        run.gradients,
-        "members",
-        changes=run.changes,
-        stood=run.stood,
-    )
+    sent = run.ledger.sent / size
+    facts = (recipe, steps, run.seconds, sent, run.losses, run.moments, quality, lines, run.gradients, "members")
+    return Simulated(*facts, changes=run.changes, stood=run.stood)
 
 
 def _lines(spans: Sequence[TimeSpan]) -> dict[int, list[tuple[str, float, float]]]:
@@ -314,7 +261,8 @@ def refuse_beyond_memory(
     """Refuse ranks that would not fit, with what each recipe's would take; those of the `shared` ones have one model for all."""
     rows = list[tuple[str, float]]()
     for recipe in recipes:
-        kept = prepare(recipe, model, cluster, NoWork()).memory if _is_planned(recipe) else model.bytes
+        is_async = Recipe.of(recipe).schedule.shape.is_async  # such are not planned
+        kept = model.bytes if is_async else prepare(recipe, model, cluster, NoWork()).memory
         bodies = 1 if recipe in shared else cluster.size
         rows.append((recipe, bodies * model.training_bytes + cluster.size * (model.bytes + kept)))
     if max(taken for _, taken in rows) > allowed:
@@ -322,85 +270,3 @@ def refuse_beyond_memory(
         raise InputError(
             f"{cluster.size} ranks do not fit into {say_size(allowed)}; lower --workers or raise --memory. They would take\n{table}"
         )
-
-
-def _is_planned(recipe: str) -> bool:
-    return not Recipe.of(recipe).schedule.shape.is_async
-
-
-def _told(run: Simulated) -> dict[str, Any]:
-    every = max(len(run.losses) // POINTS, 1)
-    curve = [
-        {"step": i + 1, "seconds": at, "loss": loss, "bytes": run.sent * (i + 1) / run.steps}
-        for i, (at, loss) in enumerate(zip(run.moments, run.losses))
-        if (i + 1) % every == 0 or i + 1 == len(run.losses)
-    ]
-    shares = {kind: run.share(kind) for kind in KINDS}
-    restarts, changes = [restart._asdict() for restart in run.restarts], [change._asdict() for change in run.changes]
-    told = run._asdict() | {"curve": curve, "shares": shares, "restarts": restarts, "changes": changes}
-    told["steps_an_hour"] = run.hourly
-    del told["losses"], told["moments"]
-    return told
-
-
-def _show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, events: Events) -> None:
-    screen = console()
-    links = f"{say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message"
-    screen.print(
-        escape(f"{task.name} on {cluster.size} virtual ranks, {links}; seconds are those of the cluster's clock.")
-    )
-    for sentence in events.sentences():
-        screen.print(escape(f"event: {sentence}"))
-    losses = ["on a loss", "steps an hour", "gradients"] if events.changes_ranks else []
-    table = Table("recipe", "steps", "seconds", "a step", *losses, "sent a rank", "loss", task.metric, *KINDS)
-    for run in runs:
-        table.add_row(
-            escape(run.recipe),
-            str(run.steps),
-            f"{run.seconds:.4g}",
-            say_seconds(run.seconds / run.steps),
-            *([run.on_loss, f"{run.hourly:,.0f}", f"{run.gradients:,}"] if losses else []),
-            say_size(run.sent),
-            f"{run.losses[0]:.3f} to {run.losses[-1]:.3f}",
-            f"{run.quality:.3f}",
-            *(f"{100 * run.share(kind):.0f} %" for kind in KINDS),
-        )
-    screen.print(table)
-    for run in runs:
-        for restart in run.restarts:
-            screen.print(escape(f"{run.recipe}: {_sentence(restart)}"))
-        for change in run.changes:
-            screen.print(escape(f"{run.recipe}: {_sentence_of(change)}"))
-        if run.changes:
-            dropped, unshared = (sum(each) for each in zip(*((c.dropped, c.unshared) for c in run.changes)))
-            screen.print(
-                escape(
-                    f"{run.recipe}: {dropped} gradients were dropped, and {unshared} steps of lost ranks were in no average; in all "
-                    f"ranks together {say_seconds(run.stood)} were lost so, or stood still"
-                )
-            )
-    for run in runs:
-        every = max(len(run.losses) // 5, 1)
-        points = [*zip(run.moments, run.losses)][every - 1 :: every]
-        screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {at:.3g} s" for at, loss in points)))
-
-
-def _sentence(restart: simulated_restarts.Restart) -> str:
-    """One line about a restart."""
-    away = say_seconds(restart.resumed - restart.clock)
-    return (
-        f"ranks changed at {restart.clock:.4g} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
-        + (f", and {restart.again} steps were made again" if restart.again else "")
-    )
-
-
-def _sentence_of(change: simulated_members.MembersChange) -> str:
-    """One line about members who went or came."""
-    words = {"lost": change.lost, "gone": change.left, "come": change.came}
-    named = ", ".join(f"{numbered([*ranks])} {what}" for what, ranks in words.items() if ranks)
-    stood = say_seconds(change.resumed - change.noticed)
-    return (
-        f"{named or 'nobody is gone'} at {change.clock:.4g} s; noticed at {change.noticed:.4g} s, and after {stood} "
-        f"{len(change.present)} ranks went on with step {change.step}"
-        + (f", and {change.dropped} gradients were dropped" if change.dropped else "")
-    )

@@ -14,9 +14,8 @@ def summary(record: Record) -> None:
     """Print the outcome: a sentence, and a table with the fastest run to the baseline's quality first."""
     out, study = console(), study_of(record)
     where = "not shaped" if record.rate == "unshaped" else f"at {record.rate}"
-    out.print(
-        f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{_seeds(record)}{severe(study.severity)}"
-    )
+    seeds = "" if record.script else f", {seeds_of(record.trials)}"  # a script has its own
+    out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{seeds}{severe(study.severity)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
@@ -31,22 +30,13 @@ def summary(record: Record) -> None:
         told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
         out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)
     for row in study.rows:
-        if row.cut:
-            out.print(f"{row.run.name}: {row.run.error}", markup=False)
-    for row in study.rows:
-        if row.spoilt:
-            out.print(f"{row.run.name}: {row.spoilt}", markup=False)
-        if row.stale:
-            out.print(f"{row.run.name}: {row.stale}", markup=False)
+        for said in (row.run.error if row.cut else "", row.spoilt, row.stale):
+            if said:
+                out.print(f"{row.run.name}: {said}", markup=False)
     if any(row.nic_off for row in study.rows):
         out.print(f"! the interface counted {TOLERANCE:.0%} more or less than we did", style="dim", markup=False)
     if record.note:
         out.print(record.note, style="dim", markup=False)
-
-
-def _seeds(record: Record) -> str:
-    """Text of the seeds; empty for a script, which has its own."""
-    return "" if record.script else f", {seeds_of(record.trials)}"
 
 
 def _ranks_text(record: Record) -> str:

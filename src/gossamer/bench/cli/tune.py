@@ -2,8 +2,6 @@
 
 import math
 import re
-import shlex
-import sys
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +11,17 @@ import typer
 from rich.table import Table
 
 from gossamer.bench.cli import progress
+from gossamer.bench.cli.compare import Quiet, Shards, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.output import PAGE, RECORD, Force, run_folder
+from gossamer.bench.cli.run_output import command
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.rank_run import check
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.report.formatting import size
-from gossamer.bench.report.tuned import CandidateRow, SearchStudy, headline, studied, told
+from gossamer.bench.report.tuned import CandidateRow, SearchStudy, headline, studied, told, write_html
 from gossamer.bench.tune import Search, SearchOverride, SearchPlan, Trial, Tuning, is_tuning
 
 DDP, DENSE = "ddp", "allreduce"
@@ -30,7 +30,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 def tune(
     recipes: Annotated[list[str], typer.Argument(help="Presets, expressions or TOML files; 'ddp' is always included.")],
-    workload: Annotated[str, typer.Option(help="What to train; 'gossamer workloads' lists them.")] = "lm",
+    workload: Workload = "lm",
     trials: Annotated[int, typer.Option(min=1, help="Trials of each recipe; the first is the recipe as it is.")] = 8,
     knob: Annotated[
         list[str] | None,
@@ -50,12 +50,12 @@ def tune(
     ] = 3,
     hosts: Annotated[int, typer.Option(min=1, max=MOST_HOSTS, help="How many virtual ranks.")] = 4,
     seed: int = 0,
-    shards: Annotated[str, typer.Option(help="'iid', or what the workload groups by.")] = "iid",
+    shards: Shards = "iid",
     out: Annotated[Path | None, typer.Option(help="Folder for the record and the report.")] = None,
     resume: Annotated[bool, typer.Option(help="Continue the search in --out; it may have more trials now.")] = False,
     imports: Imports = None,
     force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")] = False,
+    quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Trials as JSON lines on standard output.")] = False,
 ) -> None:
     """Search the learning rate and the knobs of every recipe, with the same budget for all, dense included.
@@ -63,32 +63,21 @@ def tune(
     Virtual ranks train in one process, since only quality counts here; the best of each is evaluated again on seeds that
     the search did not use. Prints the best as expressions, and writes a report of all trials.
     """
-    question = SearchPlan(
-        _named(recipes),
-        workload,
-        shards,
-        trials,
-        hosts,
-        steps,
-        _bytes(budget),
-        repeats,
-        seed,
-        [SearchOverride.of(k) for k in knob or []],
-    )
-    search = Search(question, shlex.join(["gossamer", *sys.argv[1:]]))
+    named, most_bytes, wishes = _named(recipes), _bytes(budget), [SearchOverride.of(k) for k in knob or []]
+    question = SearchPlan(named, workload, shards, trials, hosts, steps, most_bytes, repeats, seed, wishes)
+    search = Search(question, command())
     if resume:
         search.resume(_earlier(out))
     folder = out or Path("runs") / f"tune-{datetime.now():%Y%m%d-%H%M%S}"
     run_folder(folder, force)
     if not resume and is_tuning(folder / RECORD) and not force:
         raise InputError(f"{folder} holds a search already: continue it with --resume, give another --out, or --force")
-    code = _run(search, folder, _teller(question, quiet, as_json))
+    interrupted = _run(search, folder, _teller(question, quiet, as_json))
     if not quiet and not as_json:
         _conclude(search.tuning)
         console().print(f"\nreport: {folder / PAGE}", markup=False, soft_wrap=True)
-    if code:
+    if interrupted:
         raise KeyboardInterrupt
-    raise typer.Exit(0)
 
 
 def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) -> bool:
@@ -97,8 +86,6 @@ def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) ->
     def keep(tuning: Tuning, trial: Trial) -> None:
         tuning.write(folder / RECORD)
         tell(tuning, trial)
-
-    from gossamer.bench.report.tuned import write_html
 
     interrupted = False
     try:
@@ -195,7 +182,7 @@ def _cells(row: CandidateRow) -> list[str]:
     best = row.best
     sent = size(best.sent / best.steps) if best and best.steps else ""
     given = "diverged" if row.given is not None and not math.isfinite(row.given) else row.number(row.given)
-    found = (
-        [f"{best.lr:g}", str(best.steps), sent, given, row.number(best.quality)] if best else ["", "", "", given, ""]
-    )
+    found = ["", "", "", given, ""]
+    if best:
+        found = [f"{best.lr:g}", str(best.steps), sent, given, row.number(best.quality)]
     return [row.name, row.number(row.mean), row.verdict, *found]

@@ -3,7 +3,7 @@
 import importlib
 import importlib.util
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,11 +20,14 @@ class Baseline:
     """Each rank trains alone and sends nothing: a lower bound for the step time."""
 
     says_where_time_goes: ClassVar[bool] = True  # a rank that trains alone never waits
-    forward: nn.Module
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
         self.model, self.optimizer, self.group = model, optimizer, group
-        self.forward = model
+        self.forward = self.wrapped()
+
+    def wrapped(self) -> nn.Module:
+        """The module whose forward pass trains."""
+        return self.model
 
     def begin_step(self) -> None:
         self.optimizer.zero_grad()
@@ -54,16 +57,10 @@ class Ddp(Baseline):
     """PyTorch's DistributedDataParallel without a comm hook."""
 
     says_where_time_goes = False
+    bucket_mb: ClassVar[float | None] = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        group: dist.ProcessGroup,
-        bucket_cap_mb: float | None = None,
-    ) -> None:
-        super().__init__(model, optimizer, group)
-        self.forward = self.wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=bucket_cap_mb)
+    def wrapped(self) -> DistributedDataParallel:
+        return DistributedDataParallel(self.model, process_group=self.group, bucket_cap_mb=self.bucket_mb)
 
     def sent(self, steps: int) -> int | None:
         return self._ring() * steps
@@ -72,9 +69,10 @@ class Ddp(Baseline):
 class DdpHalf(Ddp):
     """DDP with PyTorch's own fp16 hook."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        super().__init__(model, optimizer, group)
-        self.wrapped.register_comm_hook(group, default_hooks.fp16_compress_hook)
+    def wrapped(self) -> DistributedDataParallel:
+        made = super().wrapped()
+        made.register_comm_hook(self.group, default_hooks.fp16_compress_hook)
+        return made
 
     def sent(self, steps: int) -> int | None:
         return self._ring() * steps // 2
@@ -86,10 +84,13 @@ class DdpPowerSgd(Ddp):
     All gradients go in one bucket, since the hook fails with several.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        super().__init__(model, optimizer, group, bucket_cap_mb=4096)
-        self.state = powerSGD_hook.PowerSGDState(group, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        self.wrapped.register_comm_hook(self.state, powerSGD_hook.powerSGD_hook)
+    bucket_mb = 4096
+
+    def wrapped(self) -> DistributedDataParallel:
+        made = super().wrapped()
+        state = powerSGD_hook.PowerSGDState(self.group, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        made.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return made
 
     def sent(self, steps: int) -> int | None:
         return None  # the hook counts only the matrices
@@ -101,11 +102,12 @@ class DdpPostLocal(Ddp):
     The hook leaves gradients local after the first steps, and the averager averages the models.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        super().__init__(model, optimizer, group)
-        state = post_localSGD_hook.PostLocalSGDState(group, None, WARM, post_local_gradient_allreduce=False)
-        self.wrapped.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
-        self.averager = PeriodicModelAverager(period=PERIOD, warmup_steps=WARM, process_group=group)
+    def wrapped(self) -> DistributedDataParallel:
+        made = super().wrapped()
+        state = post_localSGD_hook.PostLocalSGDState(self.group, None, WARM, post_local_gradient_allreduce=False)
+        made.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
+        self.averager = PeriodicModelAverager(period=PERIOD, warmup_steps=WARM, process_group=self.group)
+        return made
 
     def end_step(self) -> None:
         super().end_step()
@@ -125,19 +127,17 @@ class Decent(Baseline):
 
     says_where_time_goes = False
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup) -> None:
-        super().__init__(model, optimizer, group)
+    def wrapped(self) -> Any:
         wrapper = importlib.import_module("decent_dp.ddp").DecentralizedDataParallel
         importlib.import_module("loguru").logger.disable("decent_dp")
         # `_local_world_size`: each rank counts as one machine, as in a lab.
-        self.wrapped = wrapper(model, self._optimizer_of, topology="ring", _local_world_size=1)
-        self.forward = self.wrapped
+        return wrapper(self.model, self._optimizer_of, topology="ring", _local_world_size=1)
 
     def _optimizer_of(self, named: list[tuple[str, Tensor]]) -> torch.optim.Optimizer:
         return type(self.optimizer)([p for _, p in named], **self.optimizer.defaults)  # type: ignore[call-arg]
 
     def begin_step(self) -> None:
-        self.wrapped.train()
+        self.forward.train()
 
     def end_step(self) -> None:
         pass
@@ -146,7 +146,7 @@ class Decent(Baseline):
         return None
 
     def quiesce(self) -> None:
-        for message in self.wrapped._comm_ops:  # sent at the end of a step, mixed in at the next one
+        for message in cast(Any, self.forward)._comm_ops:  # sent at the end of a step, mixed in at the next one
             if message is not None:
                 message.wait()
 

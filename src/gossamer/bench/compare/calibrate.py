@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.bench.compare.load import busy_seconds, cores
 from gossamer.core.errors import PeerError
-from gossamer.costs import Cluster, Hosts
+from gossamer.costs import Cluster, Hosts, severity
 from gossamer.costs.cluster import WorkTable
+from gossamer.costs.quantities import say_rate, say_seconds
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
 from gossamer.planning.work_tables import measure_tables
@@ -57,16 +59,15 @@ class Calibration:
     ranks_per_machine: int
     cores: int
     foreign: float  # cores that other programs used meanwhile
-    seconds: float
     work: Mapping[str, WorkTable] = field(default_factory=dict[str, WorkTable])
 
     def cluster(self, backend: str = "gloo") -> Cluster:
         """The cluster: one group of hosts, or one for each rank where links differ."""
-        cores = self.cores / self.ranks_per_machine
+        share = self.cores / self.ranks_per_machine
         alike = max(self.links) <= ALIKE * min(self.links)
         links = [(self.size, min(self.links))] if alike else [(1, link) for link in self.links]
         hosts = [
-            Hosts(count=count, up=link / PAYLOAD, latency=self.latency.value, cores=cores, memory_rate=copy_rate())
+            Hosts(count=count, up=link / PAYLOAD, latency=self.latency.value, cores=share, memory_rate=copy_rate())
             for count, link in links
         ]
         measured = ("rate", "latency", "cores", "efficiency", "byte_seconds", "memory_rate")
@@ -84,6 +85,27 @@ class Calibration:
             sources=dict.fromkeys(measured, "measured"),
             work=self.work,
         )
+
+    def rows(self) -> list[tuple[str, str, float]]:
+        """Each figure in words, with its spread."""
+        shares = (("ring", self.ring), ("pairs", self.pairs), ("two rings at once", self.shared))
+        rows = [
+            ("ranks", f"{self.size}, {self.ranks_per_machine} on a machine of {self.cores} cores", 0.0),
+            ("a message", say_seconds(self.latency.value), self.latency.spread),
+            ("links", ", ".join(dict.fromkeys(map(say_rate, self.links))), self.link_spread),
+            *((name, f"{figure.value:.0%} of a link", figure.spread) for name, figure in shares),
+            ("severity", say_severity(severity(10**6, min(self.links), 1.0)), self.link_spread),
+            ("a byte's processor time", f"{1e9 * self.byte_seconds:.2f} ns, sent or received", 0.0),
+            ("work", f"of {len(self.work)} recipes, on all ranks of a machine at once", 0.0),
+        ]
+        if self.foreign > FOREIGN:
+            much = f"used {self.foreign:.1f} cores meanwhile: take seconds as upper bounds, or measure again"
+            rows.append(("other programs", much, 0.0))
+        return rows
+
+
+def say_severity(of_a_million: float) -> str:
+    return f"{of_a_million:.2g} for each million parameters, over the seconds that a step computes"
 
 
 def _share(value: float) -> float:
@@ -108,7 +130,7 @@ def calibrate() -> Calibration:
 
 
 def _measured() -> Calibration:
-    began, busy, mine = perf_counter(), _busy_seconds(), process_time()
+    began, busy, mine = perf_counter(), busy_seconds(), process_time()
     rank, size = dist.get_rank(), dist.get_world_size()
     hosts = _gathered(_host())
     if len(set(hosts)) < size:
@@ -131,7 +153,7 @@ def _measured() -> Calibration:
     machines = _gathered(_machine())
     passed = perf_counter() - began
     ours = sum(_gathered(process_time() - mine)) / max(machines.count(machines[rank]), 1)
-    foreign = max(_busy_seconds() - busy - ours * machines.count(machines[rank]), 0.0) / passed
+    foreign = max(busy_seconds() - busy - ours * machines.count(machines[rank]), 0.0) / passed
     return Calibration(
         size=size,
         latency=latency,
@@ -142,9 +164,8 @@ def _measured() -> Calibration:
         shared=shared,
         byte_seconds=byte_seconds,
         ranks_per_machine=max(machines.count(m) for m in machines),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cores=cores(),
         foreign=max(_gathered(foreign)),
-        seconds=passed,
         work=work,
     )
 
@@ -299,15 +320,6 @@ def _host() -> float:
     """A number that all ranks behind one network card share."""
     path = Path("/proc/self/ns/net")
     return float(crc32(f"{_machine()} {path.stat().st_ino if path.exists() else 0}".encode()))
-
-
-def _busy_seconds() -> float:
-    """Processor seconds that the whole machine has spent; 0 where the system does not say."""
-    path = Path("/proc/stat")
-    if not path.exists():
-        return 0.0
-    user, nice, system = path.read_text().split("\n", 1)[0].split()[1:4]
-    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _gathered(value: float) -> list[float]:

@@ -151,7 +151,12 @@ def _checked(path: Path, plan: ComparePlan, run: RankRun) -> dict[str, Any]:
 
 def _facts(plan: ComparePlan, run: RankRun) -> dict[str, Any]:
     """Facts that must not change when a run is resumed."""
-    facts = {"recipe": run.origin, "workload": plan.workload, "options": plan.options, "seed": plan.seed}
-    facts |= {"--compute": plan.compute or None}
-    several = f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""
-    return facts | {"network": plan.network + several, RANKS: dist.get_world_size()}
+    return {
+        "recipe": run.origin,
+        "workload": plan.workload,
+        "options": plan.options,
+        "seed": plan.seed,
+        "--compute": plan.compute or None,
+        "network": plan.network + (f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""),
+        RANKS: dist.get_world_size(),
+    }

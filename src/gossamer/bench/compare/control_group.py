@@ -14,15 +14,15 @@ import torch.distributed as dist
 
 from gossamer.bench.lab import name_rank, name_ranks
 from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.core.text import cut
 from gossamer.fabrics.liveness.store import SharedStore, default_store, why_silent
 
 MARGIN = 10.0  # seconds beyond the deadline: ranks that wait for a failed rank give up first, and then join it here
-SHORTEST = (
-    3.0  # the part of the margin needed to find out which rank is missing; the rest is for ranks that are a little late
-)
+SHORTEST = 3.0  # the part of it needed to find out which rank is missing; the rest is for ranks that are a little late
 PAUSE = 1.0  # seconds between two checks whether another rank has failed
 PATIENCE = 1.0  # seconds to ask the store which ranks are missing
 LONGEST = 64 * 2**20  # bytes of a text
+LONGEST_VALUE = 300  # characters of a value that an error shows
 
 
 class CalledOffError(PeerError):
@@ -99,8 +99,8 @@ class ControlGroup:
         for name, value in everyone[0].items():
             for rank, other in enumerate(everyone):
                 if other[name] != value:
-                    told = f"{name} is {_cut(value)} on {self.named(0)} and {_cut(other[name])} on {self.named(rank)}"
-                    raise PeerError(f"{what}: {told}")
+                    mine, theirs = (cut(repr(each), LONGEST_VALUE) for each in (value, other[name]))
+                    raise PeerError(f"{what}: {name} is {mine} on {self.named(0)} and {theirs} on {self.named(rank)}")
 
     def named(self, rank: int) -> str:
         return name_rank(rank, self.per_host)
@@ -150,9 +150,12 @@ class ControlGroup:
         return int(self._store.raw.get(str(rank)))
 
 
-def _cut(value: Any, most: int = 300) -> str:
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."
+def meet(timeout: float) -> None:
+    """Join the ranks that a launcher has started, with a group of gloo."""
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError) as error:
+        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
 
 
 def new_group(timeout: float) -> dist.ProcessGroup:

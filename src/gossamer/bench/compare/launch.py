@@ -1,30 +1,24 @@
 """The launcher's side: start the ranks, listen to rank 0, and come back with the record."""
 
 import os
-import platform
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import torch
-
-import gossamer
 from gossamer.bench.compare import rank
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.checkpoints import tidy
 from gossamer.bench.compare.events import OnEvent
 from gossamer.bench.compare.load import describe
-from gossamer.bench.compare.local import run_here
+from gossamer.bench.compare.local import OnLine, RankExits, run_here
 from gossamer.bench.compare.parent_death import program
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.record_builder import RecordBuilder
 from gossamer.bench.lab import available, in_lab, run_lab
-from gossamer.bench.record import Record, Run
+from gossamer.bench.record import Record, Run, machine, versions
 from gossamer.bench.workloads import find, get
 
 UNFINISHED = "its command was killed, or is still running"  # error of a run in the record until its end is known
@@ -47,15 +41,19 @@ def launch(
     """
     builder = RecordBuilder(_record(plan, hosts, rate, command), on_event, path, earlier)
     reason = available() if rate else None
-    if rate and reason:
+    if reason:
         builder.unshaped(reason)
+        rate = None
     plan = replace(plan, network=builder.record.rate)
 
     def work() -> int:
-        ranks = program("gossamer.bench.compare.rank", plan.to_json())
-        if rate and not reason:
-            return _in_lab(hosts, rate, ranks, builder, plan)
-        return _here(hosts, ranks, builder, plan)
+        words = program("gossamer.bench.compare.rank", plan.to_json())
+        exits = run_ranks(hosts, plan.per_host, rate, words, builder.line)
+        if exits.first is not None:
+            builder.ended(*exits.first)
+        for number in exits.frozen:
+            builder.ended(number, -signal.SIGSTOP)
+        return int(exits.first is not None)
 
     try:
         return _with_load(builder, builder.follow(work), hosts * plan.per_host)
@@ -87,23 +85,13 @@ def _with_load(builder: RecordBuilder, ended: tuple[Record, int], ranks: int) ->
     return record, code
 
 
-def _in_lab(hosts: int, rate: str, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
-    result = run_lab(hosts, rate, command, per_host=plan.per_host, on_line=builder.line)
-    if result.first_failure is not None:
-        builder.ended(result.first_failure, result.exit_code)
-    for each in result.ranks:
-        if each.frozen:
-            builder.ended(each.rank, 128 + signal.SIGSTOP)
-    return result.exit_code
-
-
-def _here(hosts: int, command: Sequence[str], builder: RecordBuilder, plan: ComparePlan) -> int:
-    exits = run_here(hosts * plan.per_host, command, builder.line)
-    if exits.first is not None:
-        builder.ended(*exits.first)
-    for number in exits.frozen:
-        builder.ended(number, -signal.SIGSTOP)
-    return int(exits.first is not None)
+def run_ranks(hosts: int, per_host: int, rate: str | None, command: Sequence[str], on_line: OnLine) -> RankExits:
+    """Run a command once per rank and wait for all: in a lab if a rate is given, else on this machine."""
+    if rate is None:
+        return run_here(hosts * per_host, command, on_line)
+    result = run_lab(hosts, rate, command, per_host=per_host, on_line=on_line)
+    codes = {} if result.first_failure is None else {result.first_failure: result.exit_code}
+    return RankExits(codes, [each.rank for each in result.ranks if each.frozen])
 
 
 def _record(plan: ComparePlan, hosts: int, rate: str | None, command: str) -> Record:
@@ -137,22 +125,3 @@ def _parameters(plan: ComparePlan) -> int:
     """Number of parameters, counted before any rank starts, since a rank may fail at once."""
     model = get(plan.workload, seed=plan.seed, **plan.options).model()
     return sum(p.numel() for p in model.parameters())
-
-
-def versions() -> dict[str, str]:
-    found = {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    for name in ("numba", "triton", "decent-dp"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
-
-
-def machine() -> str:
-    return f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}{_tcp()}"
-
-
-def _tcp() -> str:
-    """The kernel's TCP congestion control, which moves step times on slow links by several percent."""
-    with suppress(OSError):
-        return f", TCP {Path('/proc/sys/net/ipv4/tcp_congestion_control').read_text().strip()}"
-    return ""

@@ -137,12 +137,7 @@ def between_two_ranks() -> AlphaBeta:
     """Measure the link between two new ranks on this machine."""
     said = list[str]()
     try:
-        run_here(
-            2,
-            program("gossamer.bench.compare.link"),
-            lambda rank, line: said.append(line),
-            PATIENCE,
-        )
+        run_here(2, program("gossamer.bench.compare.link"), lambda rank, line: said.append(line), PATIENCE)
     except TimeoutError:
         raise PeerError(f"two ranks on this machine did not find each other within {PATIENCE:g} s") from None
     for line in said:

@@ -48,11 +48,11 @@ class LoadMeter:
         return {**found, "busy_cores": busy / self.seconds} if busy and self.seconds else found
 
     def _now(self) -> dict[str, float]:
-        now = {"processor": time.process_time(), MACHINE: _machine()}
+        now = {"processor": time.process_time(), MACHINE: busy_seconds()}
         return now if self.passes is None else {**now, "beside": self.passes.used, "late": self.passes.late}
 
 
-def _machine() -> float:
+def busy_seconds() -> float:
     """Seconds that all cores were busy since the machine started, the kernel's and others' work included; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         user, nice, system, _, _, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
@@ -75,9 +75,8 @@ def describe(runs: Sequence[Run], ranks: int, compute: str) -> str:
     beside = {run.name: run.beside for run in runs if run.beside is not None}
     if not beside:
         return told
-    used, late = (
-        [v for v in values if v is not None] for values in ([r.processor for r in runs], [r.late for r in runs])
-    )
+    used = [run.processor for run in runs if run.processor is not None]
+    late = [run.late for run in runs if run.late is not None]
     told += (
         f"; a rank used {_span(used, 0)} ms of a processor a step, {_span([*beside.values()], 0)} ms of it while computing "
         f"lasted, which ended {_span(late, 1)} ms late"

@@ -20,7 +20,7 @@ from gossamer.core.errors import PeerError, plainly
 HERE = "127.0.0.1"
 GRACE = 3.0  # seconds for the other ranks to end by themselves after one has failed
 PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
-LOOK = 0.1  # seconds between two checks which ranks still run
+PAUSE = 0.1  # seconds between two checks which ranks still run
 
 OnLine = Callable[[int, str], None]
 Process = subprocess.Popen[bytes]
@@ -33,7 +33,7 @@ class RankExits:
     codes: dict[int, int] = field(default_factory=dict)
     frozen: list[int] = field(
         default_factory=list
-    )  # ranks that were stopped by a signal such as SIGSTOP when we ended them
+    )  # ranks that a signal such as SIGSTOP had stopped when we ended them
 
     @property
     def failures(self) -> dict[int, int]:
@@ -44,6 +44,20 @@ class RankExits:
         """The rank that failed first, and its code. A killed rank comes before ranks that failed because of it."""
         killed = {rank: code for rank, code in self.failures.items() if code < 0}
         return next(iter((killed or self.failures).items()), None)
+
+
+def ending(code: int) -> str:
+    """How a rank ended, by its exit code; that of a signal as Popen or as a shell gives it.
+
+    >>> ending(-15), ending(143), ending(3)
+    ('was killed by SIGTERM', 'was killed by SIGTERM', 'ended with code 3')
+    """
+    number = -code if code < 0 else code - 128
+    if number not in set(signal.Signals):
+        return f"ended with code {code}"
+    how = "frozen" if number == signal.SIGSTOP else "killed"
+    hint = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
+    return f"was {how} by {signal.Signals(number).name}{hint}"
 
 
 def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float = float("inf")) -> RankExits:
@@ -70,9 +84,9 @@ def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float 
 def _store() -> Generator[int]:
     """Open a store on loopback and yield its port. Torch would bind to all interfaces without a socket of ours."""
     try:
-        door = socket.create_server((HERE, 0))
-        port: int = door.getsockname()[1]
-        store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+        listener = socket.create_server((HERE, 0))
+        port: int = listener.getsockname()[1]
+        store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     except (OSError, RuntimeError) as error:
         raise PeerError(
             f"no rank could be started: {plainly(error)}; check that the loopback interface is up"
@@ -98,7 +112,7 @@ def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Environment of one rank, as a launcher sets it. Variables of an outer launcher are removed."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
-    loopback = _loopback()
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")  # the second on a Mac
     return {
         **inherited,
         "PYTHONUNBUFFERED": "1",
@@ -110,16 +124,10 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already, so rank 0 opens none
-        **(
-            {"GLOO_SOCKET_IFNAME": loopback} if loopback else {}
-        ),  # otherwise gloo listens on the address of the host's name
+        # Otherwise gloo listens on the address of the host's name.
+        **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
         PARENT: str(os.getpid()),
     }
-
-
-def _loopback() -> str:
-    """Name of the loopback interface: "lo", on a Mac "lo0"."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
 
 
 class _RankWatch:
@@ -137,17 +145,17 @@ class _RankWatch:
 
     def run(self) -> RankExits:
         with self.selector:
-            look_at = 0.0
+            check_at = 0.0
             while self.alive:
-                self._hear(LOOK)
-                if time.monotonic() >= look_at:
-                    self._look()
-                    look_at = time.monotonic() + LOOK
-            while self._hear(0.0):  # read what is left in the pipes; a rank's own children may hold them open
+                self._read_output(PAUSE)
+                if time.monotonic() >= check_at:
+                    self._check_processes()
+                    check_at = time.monotonic() + PAUSE
+            while self._read_output(0.0):  # read what is left in the pipes; a rank's own children may hold them open
                 pass
         return self.exits
 
-    def _look(self) -> None:
+    def _check_processes(self) -> None:
         for rank, process in list(self.alive.items()):
             if process.poll() is not None:
                 self.exits.codes[rank] = process.returncode
@@ -162,7 +170,7 @@ class _RankWatch:
             _end(list(self.alive.values()))
             self.alive.clear()
 
-    def _hear(self, patience: float) -> bool:
+    def _read_output(self, patience: float) -> bool:
         if not self.selector.get_map():
             time.sleep(patience)  # all have closed their output, and not all have ended
             return False
@@ -187,17 +195,17 @@ def _is_stopped(pid: int) -> bool:
 def _end(ranks: Sequence[Process]) -> None:
     """Send SIGTERM to the ranks, and SIGKILL to those that do not end."""
     for process in ranks:
-        _tell(process, signal.SIGTERM)
-        _tell(process, signal.SIGCONT)  # a frozen process handles SIGTERM only after SIGCONT
+        _signal(process, signal.SIGTERM)
+        _signal(process, signal.SIGCONT)  # a frozen process handles SIGTERM only after SIGCONT
     until = time.monotonic() + PATIENCE
     for process in ranks:
         with suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
-        _tell(process, signal.SIGKILL)
+        _signal(process, signal.SIGKILL)
         process.wait()
 
 
-def _tell(process: Process, number: int) -> None:
+def _signal(process: Process, number: int) -> None:
     if process.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -13,9 +13,7 @@ class ComparePlan:
     workload: str = "lm"
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 100  # of the baseline, or of all runs without one
-    chunk: int = (
-        10  # steps of a slice, which goes on to the end of a round; held-out quality is measured after each slice
-    )
+    chunk: int = 10  # steps of a slice, which goes on to the end of a round; quality is measured after each slice
     baseline: str = ""  # the others train until they reach its quality, at most `patience` times its steps
     patience: float = 2.0
     seed: int = 0
@@ -27,9 +25,7 @@ class ComparePlan:
     per_host: int = 1  # ranks that share a host and its link; they are numbered host by host
     measure_every: int = 20
     imports: list[str] = field(default_factory=list[str])  # the user's own modules and files with parts
-    slow: list[str] = field(
-        default_factory=list[str]
-    )  # slow ranks: 'RANK:MS' in every step, 'RANK:MS:CHANCE' at random
+    slow: list[str] = field(default_factory=list[str])  # ranks that sleep: 'RANK:MS' or 'RANK:MS:CHANCE'
     lr: dict[str, float] = field(default_factory=dict[str, float])  # multiples of the workload's learning rate, by run
     compute: str = ""  # how long an emulated accelerator computes, such as "150ms"; empty: the workload computes itself
     timing: bool = False  # compare steps, not quality: every run has as many steps, and none is a target

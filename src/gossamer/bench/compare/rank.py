@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import timedelta
 from functools import partial
 from itertools import count, islice
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ import torch.distributed as dist
 
 from gossamer.bench import workloads
 from gossamer.bench.compare import checkpoints, events
-from gossamer.bench.compare.control_group import ControlGroup, attempt, new_group
+from gossamer.bench.compare.control_group import ControlGroup, attempt, meet, new_group
 from gossamer.bench.compare.events import OnEvent, RankEvent, tell
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import RankRun
@@ -22,19 +21,12 @@ from gossamer.bench.lab import in_lab, name_rank
 from gossamer.bench.record import Evaluation, Step
 from gossamer.bench.workloads.emulated import emulated
 from gossamer.core import plugins
-from gossamer.core.errors import GossamerError
+from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.process_exit import exit_in_order
 from gossamer.runtime.recipe_changes import describe
 
 # Events that a resumed run must not lose.
-HISTORY = (
-    Step,
-    Evaluation,
-    events.ResidualNorm,
-    events.RecipeChange,
-    events.SpoiltCounts,
-    events.ModelAges,
-)
+HISTORY = (Step, Evaluation, events.ResidualNorm, events.RecipeChange, events.SpoiltCounts, events.ModelAges)
 START = 60.0  # seconds at least for the ranks to meet: all load torch first, on few cores
 
 
@@ -44,9 +36,9 @@ def take_part(plan: ComparePlan, on_event: OnEvent) -> int:
     for each in plan.imports:
         plugins.import_named(each)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=max(plan.deadline, START)))
-    except (RuntimeError, ValueError) as error:
-        return _give_up(f"the ranks cannot find each other: {str(error).splitlines()[0]}", on_event)
+        meet(max(plan.deadline, START))
+    except PeerError as error:
+        return _give_up(str(error), on_event)
     try:
         code = RankLoop(plan, on_event).run()
     except GossamerError as error:
@@ -148,10 +140,8 @@ class RankLoop:
         A slice goes on to the end of a round; a run that is ahead by that waits until the others have caught up.
         """
         done, chunk = min((c.steps_done for c in self.alive.values()), default=0), self.plan.chunk
-        waiting, pace = (
-            list(self.alive),
-            done // chunk * chunk,
-        )  # a resumed run is evaluated at the same steps as an uninterrupted one
+        # A resumed run is evaluated at the same steps as an uninterrupted one.
+        waiting, pace = list(self.alive), done // chunk * chunk
         while waiting:
             pace += chunk
             for name in list(waiting):
@@ -208,13 +198,13 @@ class RankLoop:
 
     def _judge(self, run: RankRun) -> None:
         quality = self.reached[run.name] = run.quality()
-        sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("sent")
+        sent = run.sent() if self.plan.per_host == 1 else self._over_links(run).get("between")
         self._tell(Evaluation(run.steps_done, run.clock.seconds, sent, quality), run.name)
 
     def _over_links(self, run: RankRun) -> dict[str, int]:
         """Bytes of a host's ranks over its link, between each other, and to their backends; means over the hosts."""
-        totals = {"sent": run.sent(), "inside": run.inside(), "handed": run.handed()}
-        means = self.control.means({k: v for k, v in totals.items() if v is not None})
+        totals = run.totals()
+        means = self.control.means(totals._asdict() if totals else {})
         return {k: int(v * self.plan.per_host) for k, v in means.items()}
 
     def _save(self, run: RankRun) -> None:
@@ -238,7 +228,7 @@ class RankLoop:
         self._tell_if_within_a_round(run)
         links = self._over_links(run)
         nic = self.control.means({"nic": run.clock.nic} if in_lab() else {})  # all ranks of a host read one counter
-        totals = (links.get("sent"), links.get("inside"), links.get("handed"))
+        totals = (links.get("between"), links.get("inside"), links.get("handed"))
         load = self.control.means(run.load.means())
         self._tell(events.Ended(*totals, int(nic["nic"]) if nic else None, **load), run.name)
 

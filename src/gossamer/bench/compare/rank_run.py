@@ -15,7 +15,7 @@ from gossamer.bench.compare.events import SpoiltCounts
 from gossamer.bench.compare.load import LoadMeter
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.stragglers import sleep
-from gossamer.bench.lab import in_lab, own_counters
+from gossamer.bench.lab import lab_bytes
 from gossamer.bench.record import Step
 from gossamer.bench.workloads import Batch, Workload
 from gossamer.core.errors import RecipeError
@@ -24,19 +24,27 @@ from gossamer.core.parts import nearest, registry
 from gossamer.fabrics.ledger import Ledger
 from gossamer.integrations import Communicator, attach
 from gossamer.recipe import Recipe
+from gossamer.recipes import presets
 
 
 class Totals(NamedTuple):
-    """Bytes of one rank by its ledger: to other hosts, to ranks of its own host, and to the backend."""
+    """Bytes of one rank: over its host's link, to other ranks of its host, and to the backend."""
 
-    between: int
-    inside: int
-    handed: int
+    between: int = 0
+    inside: int = 0
+    handed: int = 0
+
+    @staticmethod
+    def of(ledger: Ledger) -> "Totals":
+        return Totals(ledger.between, ledger.inside, ledger.handed)
+
+    def since(self, then: "Totals") -> "Totals":
+        return Totals(*(a - b for a, b in zip(self, then, strict=True)))
 
 
 @dataclass
 class Clock:
-    """Seconds and bytes of one run's own slices."""
+    """Seconds of one run's own slices, and the bytes that the network card sent in them."""
 
     seconds: float = 0.0
     nic: int = 0
@@ -60,7 +68,7 @@ class RankRun:
         else:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
-        self._before = self._totals()
+        self._before = Totals.of(self.comm.ledger) if self.comm else Totals()
         self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not count it
 
     def _attach(self, plan: ComparePlan) -> Communicator:
@@ -79,10 +87,6 @@ class RankRun:
         )
         comm.ledger.per_node = plan.per_host  # whatever the recipe says: here it means the ranks that share a link
         return comm
-
-    def _totals(self) -> Totals:
-        ledger = self.comm.ledger if self.comm else Ledger()
-        return Totals(ledger.between, ledger.inside, ledger.handed)
 
     @property
     def origin(self) -> str:
@@ -115,7 +119,7 @@ class RankRun:
 
         A slice ends when its messages have arrived, so that their time and bytes are counted in it.
         """
-        nic = _nic()  # before any rank that shares the card goes on
+        nic = lab_bytes()  # before any rank that shares the card goes on
         dist.barrier(self.group)
         self.load.begin()
         done, before, began = self.done, self.clock.seconds, perf_counter()
@@ -128,7 +132,7 @@ class RankRun:
             raise
         dist.barrier(self.group)
         self.clock.seconds = before + perf_counter() - began
-        self.clock.nic += _nic() - nic
+        self.clock.nic += lab_bytes() - nic
         self.load.end(self.done - done)
 
     def _quiesce(self) -> None:
@@ -179,32 +183,21 @@ class RankRun:
             return self.comm.exposed_seconds, self.comm.ledger.busy_seconds
         return (0.0, 0.0) if self.baseline is not None and self.baseline.says_where_time_goes else None
 
-    def sent(self) -> int | None:
-        """Bytes over this host's link so far, by this rank; None for a baseline with neither ledger nor formula."""
+    def totals(self) -> Totals | None:
+        """Bytes of this rank so far; None for a baseline with neither ledger nor formula."""
         if self.comm is not None:
-            return self._totals().between - self._before.between
-        sent = self._formula()
+            return Totals.of(self.comm.ledger).since(self._before)
+        sent = self.baseline.sent(self.done) if self.baseline else None
+        if sent is None:
+            return None
         # A ring crosses a host's link once, between the last of its ranks and the next host's first.
-        return sent and (sent // self.per_host if self.size > self.per_host else 0)
+        between = sent // self.per_host if self.size > self.per_host else 0
+        return Totals(between, sent - between, sent * self.size // max(2 * (self.size - 1), 1))
 
-    def inside(self) -> int | None:
-        """Bytes to other ranks of this host so far, which do not cross its link."""
-        if self.comm is not None:
-            return self._totals().inside - self._before.inside
-        sent = self._formula()
-        return sent and sent - (self.sent() or 0)
-
-    def handed(self) -> int | None:
-        """Bytes given to the backend so far."""
-        if self.comm is not None:
-            return self._totals().handed - self._before.handed
-        sent = self._formula()
-        return sent and sent * self.size // max(2 * (self.size - 1), 1)
-
-    def _formula(self) -> int | None:
-        """Bytes a baseline has sent so far by its formula, if it has one."""
-        assert self.baseline is not None
-        return self.baseline.sent(self.done)
+    def sent(self) -> int | None:
+        """Bytes over this host's link so far, by this rank."""
+        totals = self.totals()
+        return None if totals is None else totals.between
 
     def spoilt(self) -> SpoiltCounts:
         """Steps and rounds lost to values that are not finite, and the ranks they came from."""
@@ -241,14 +234,12 @@ class RankRun:
     def state_dict(self) -> dict[str, Any]:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "done": self.done}
         state |= {"drawn": self.drawn, "seconds": self.clock.seconds, "nic": self.clock.nic}
-        comm = {"comm": self.comm.state_dict()} if self.comm else {}  # may still send what was in flight
-        state |= comm | {"sent": self.sent() or 0, "inside": self.inside() or 0, "handed": self.handed() or 0}
-        errors = (
-            {"errors": self.comm.worker.measurement.errors, "measured": self.comm.worker.measurement.last}
-            if self.comm
-            else {}
-        )
-        return state | errors | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
+        if self.comm is not None:
+            state["comm"] = self.comm.state_dict()  # may still send what was in flight
+            state |= {"errors": self.comm.worker.measurement.errors, "measured": self.comm.worker.measurement.last}
+        totals = self.totals() or Totals()
+        state |= {"sent": totals.between, "inside": totals.inside, "handed": totals.handed}
+        return state | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -257,8 +248,8 @@ class RankRun:
         self.clock.seconds, self.clock.nic = state["seconds"], state["nic"]
         if self.comm is not None:
             self.comm.load_state_dict(state["comm"])
-            now, inside = self._totals(), state.get("inside", 0)  # older checkpoints have one rank per host
-            self._before = Totals(now.between - state["sent"], now.inside - inside, now.handed - state["handed"])
+            then = Totals(state["sent"], state.get("inside", 0), state["handed"])  # older checkpoints have no "inside"
+            self._before = Totals.of(self.comm.ledger).since(then)
             self.comm.worker.measurement.errors, self.comm.worker.measurement.last = state["errors"], state["measured"]
             self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
 
@@ -273,8 +264,6 @@ def about(kind: str) -> str:
     >>> about("topk(ratio=0.1)"), about("scatter(bf16())")
     ("Top one percent of the gradient's elements, with error feedback.", '')
     """
-    from gossamer.recipes import presets
-
     name = kind.partition("(")[0].strip()
     known = KINDS.get(name) or (presets().get(name) if "+" not in kind else None)
     return " ".join((inspect.getdoc(known) or "").partition("\n\n")[0].split())
@@ -282,8 +271,6 @@ def about(kind: str) -> str:
 
 def check(kind: str) -> None:
     """Raise an error if `kind` is no recipe and no baseline, before any rank is started."""
-    from gossamer.recipes import presets
-
     if kind == DECENT and not has_decent():
         raise RecipeError(f"the baseline {DECENT!r} needs a package: pip install {DECENT}")
     if kind in BASELINES:
@@ -294,7 +281,3 @@ def check(kind: str) -> None:
         if kind.isidentifier() and kind not in presets() and registry.get(kind) is None:
             raise RecipeError(f"there is no recipe {kind!r}. {nearest(kind, [*presets(), *BASELINES])}") from None
         raise error
-
-
-def _nic() -> int:
-    return own_counters().sent_bytes if in_lab() else 0

@@ -9,6 +9,7 @@ from typing import Any
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
+from gossamer.bench.compare.local import ending
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Record, Run, Step
 from gossamer.core.errors import GossamerError
@@ -64,10 +65,7 @@ class RecordBuilder:
     def ended(self, number: int, code: int) -> None:
         """Note the rank that failed first, if a signal ended it: it cannot report that itself."""
         if code < 0 or code > 128:
-            name = signal.Signals(-code if code < 0 else code - 128).name
-            how = "frozen" if name == "SIGSTOP" else "killed"
-            hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
-            self.lost = f"{name_rank(number, self.record.per_host)} was {how} by {name}{hint}"
+            self.lost = f"{name_rank(number, self.record.per_host)} {ending(code)}"
 
     def _who(self, number: int) -> str:
         return str(number) if self.record.per_host == 1 else name_rank(number, self.record.per_host)

@@ -185,16 +185,12 @@ def main(text: str) -> None:
     os.environ.setdefault(VARIABLE, "allreduce")
     observer = CostObserver()
     ObserverSlot.overseer = observer
-    hooks = (
-        register_optimizer_step_pre_hook(observer.before_step),
-        register_optimizer_step_post_hook(observer.after_step),
-    )
+    register_optimizer_step_pre_hook(observer.before_step)
+    register_optimizer_step_post_hook(observer.after_step)
     try:
         with observer.watching_backward():
             run_as_main(spec["script"], spec["arguments"])
     finally:
-        for hook in hooks:
-            hook.remove()
         Path(spec["out"]).write_text(json.dumps(observer.result()))
     exit_in_order(0)
 

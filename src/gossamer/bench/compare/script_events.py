@@ -1,6 +1,5 @@
 """Collect the events of all ranks of one script run: rank 0's steps, every rank's losses, and why the run ended."""
 
-import signal
 from collections import deque
 from dataclasses import dataclass
 from math import isfinite
@@ -9,6 +8,7 @@ from time import monotonic
 
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import OnEvent, RankEvent
+from gossamer.bench.compare.local import ending
 from gossamer.bench.lab import name_rank
 from gossamer.bench.record import Evaluation, Run, Step
 
@@ -18,7 +18,7 @@ PAUSE = 2.0  # seconds between two shown evaluations: a reader is no faster
 
 
 @dataclass
-class Death:
+class RankFailure:
     """How a rank failed."""
 
     rank: int
@@ -32,17 +32,17 @@ class ScriptEvents:
     def __init__(self, run: Run, per_host: int, chunk: int, show: OnEvent) -> None:
         self.run, self.per_host, self.chunk, self.show = run, per_host, chunk, show
         self.losses = dict[int, list[float]]()  # by step, of all ranks
-        self.unsaid = dict[int, list[float]]()  # values that backward() was called on, for a script that logs no loss
+        self.backward_losses = dict[int, list[float]]()  # what backward() was called on, by step
         self.held_out = dict[int, list[Evaluation]]()
-        self.words = dict[int, deque[str]]()
-        self.deaths = list[Death]()
+        self.last_lines = dict[int, deque[str]]()
+        self.failures = list[RankFailure]()
         self.refused = ""
         self.attached: events.ScriptAttached | None = None
         self.ended = set[int]()
         self.compiled = False
         self.totals = dict[str, list[int]]()
-        self._kept = list[Step]()
-        self._unsaid = list[Step]()
+        self._held_back = list[Step]()
+        self._unlogged = list[Step]()
         self._shown_at, self._means_of = 0.0, 0  # rows before the second are in a mean that was shown
 
     # ---- incoming events
@@ -52,7 +52,7 @@ class ScriptEvents:
         if event is not None:
             self._take(rank, event.what)
         if said.strip():
-            self.words.setdefault(rank, deque(maxlen=LAST)).append(said)
+            self.last_lines.setdefault(rank, deque(maxlen=LAST)).append(said)
 
     def _take(self, rank: int, what: object) -> None:
         match what:
@@ -60,7 +60,7 @@ class ScriptEvents:
                 self.attached = self.attached or what
                 self.run.recipe = what.recipe
             case events.UnloggedStep():
-                self._heard(rank, what)
+                self._took_unlogged(rank, what)
             case Step():
                 self._stepped(rank, what)
             case Evaluation():
@@ -70,7 +70,7 @@ class ScriptEvents:
             case events.ScriptRefused():
                 self.refused = self.refused or what.error
             case events.ScriptDied():
-                self.deaths.append(Death(rank, what.error, what.missed))
+                self.failures.append(RankFailure(rank, what.error, what.missed))
             case _:
                 pass
 
@@ -82,24 +82,24 @@ class ScriptEvents:
             self.losses.setdefault(row.step, []).append(row.loss)
         if rank:
             return
-        self._kept.append(row)
+        self._held_back.append(row)
         if not self.losses and not self.held_out:
             return
-        self.run.steps += self._kept
-        for kept in self._kept:
+        self.run.steps += self._held_back
+        for kept in self._held_back:
             self._shown(kept)
-        self._kept = []
+        self._held_back = []
         self._show_mean()
 
-    def _heard(self, rank: int, row: events.UnloggedStep) -> None:
+    def _took_unlogged(self, rank: int, row: events.UnloggedStep) -> None:
         """A step of a script that has logged no loss yet. It may log one after this step, so show the step before."""
         if isfinite(row.loss):
-            self.unsaid.setdefault(row.step, []).append(row.loss)
+            self.backward_losses.setdefault(row.step, []).append(row.loss)
         if rank:
             return
-        if self._unsaid:
-            self._shown(self._unsaid[-1])
-        self._unsaid.append(Step(**vars(row)))
+        if self._unlogged:
+            self._shown(self._unlogged[-1])
+        self._unlogged.append(Step(**vars(row)))
 
     def _evaluated(self, seen: Evaluation) -> None:
         self.held_out.setdefault(seen.step, []).append(seen)
@@ -132,29 +132,21 @@ class ScriptEvents:
     @property
     def goes_by_backward(self) -> bool:
         """True if the script logged no loss, so the values of backward() are used."""
-        return bool(self.unsaid) and (not self.losses or self.losses is self.unsaid)
+        return bool(self.backward_losses) and (not self.losses or self.losses is self.backward_losses)
 
     def killed(self, rank: int, code: int) -> None:
         """Note the rank that failed first; a killed rank could not report it itself."""
-        if any(d.rank == rank for d in self.deaths):
-            return
-        number = -code if code < 0 else code - 128
-        how = (
-            f"was killed by {signal.Signals(number).name}"
-            if number in set(signal.Signals)
-            else f"ended with code {code}"
-        )
-        hint = " (the kernel does this when memory runs out)" if number == signal.SIGKILL else ""
-        self.deaths.insert(0, Death(rank, how + hint, False))
+        if not any(each.rank == rank for each in self.failures):
+            self.failures.insert(0, RankFailure(rank, ending(code), False))
 
     def conclude(self, ranks: int) -> None:
         """Write status, error and totals of the run into its record."""
         run = self.run
         if self.goes_by_backward:
-            run.steps, self.losses = self._unsaid, self.unsaid
+            run.steps, self.losses = self._unlogged, self.backward_losses
         else:
-            run.steps += self._kept
-        self._kept = []
+            run.steps += self._held_back
+        self._held_back = []
         for row in run.steps:
             if row.step in self.losses:
                 row.loss = fmean(self.losses[row.step])
@@ -169,23 +161,23 @@ class ScriptEvents:
 
     def _why(self, ranks: int) -> str:
         """Error of the rank that failed first by itself, with its last lines."""
-        if not self.deaths:
+        if not self.failures:
             missing = next((r for r in range(ranks) if r not in self.ended), 0)
-            return self._with_last_words(missing, "ended without a message")
-        first = min(self.deaths, key=lambda d: d.missed)
-        return self._with_last_words(first.rank, first.why)
+            return self._with_last_lines(missing, "ended without a message")
+        first = min(self.failures, key=lambda each: each.missed)
+        return self._with_last_lines(first.rank, first.why)
 
-    def _with_last_words(self, rank: int, why: str) -> str:
-        words = "\n".join(f"  {line}" for line in self.words.get(rank, []))
-        return f"{name_rank(rank, self.per_host)}: {why}" + (f"\nits last lines:\n{words}" if words else "")
+    def _with_last_lines(self, rank: int, why: str) -> str:
+        lines = "\n".join(f"  {line}" for line in self.last_lines.get(rank, []))
+        return f"{name_rank(rank, self.per_host)}: {why}" + (f"\nits last lines:\n{lines}" if lines else "")
 
 
-def judge(runs: list[Run], heard_of: dict[str, ScriptEvents], chunk: int) -> str:
+def judge(runs: list[Run], events_of: dict[str, ScriptEvents], chunk: int) -> str:
     """Set the evaluations of every run; return the name of their metric.
 
     The metric is held-out quality if every run logged it, else the training loss, averaged over equal windows.
     """
-    heard = [heard_of[r.name] for r in runs if r.name in heard_of and (r.steps or heard_of[r.name].held_out)]
+    heard = [events_of[r.name] for r in runs if r.name in events_of and (r.steps or events_of[r.name].held_out)]
     if heard and all(h.held_out for h in heard):
         for h in heard:
             h.run.evaluations = [_mean(seen) for _, seen in sorted(h.held_out.items())]

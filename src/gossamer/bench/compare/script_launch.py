@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 import shlex
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,19 +15,19 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.bench.compare import events as told
-from gossamer.bench.compare.control_group import ControlGroup
+from gossamer.bench.compare.control_group import ControlGroup, meet
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
-from gossamer.bench.compare.launch import UNFINISHED, machine, versions
-from gossamer.bench.compare.local import HERE, run_here
-from gossamer.bench.compare.parent_death import PARENT, program
+from gossamer.bench.compare.launch import UNFINISHED, run_ranks
+from gossamer.bench.compare.local import HERE
+from gossamer.bench.compare.parent_death import PARENT
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.script_events import ScriptEvents, judge
-from gossamer.bench.compare.script_observer import ScriptSpec
-from gossamer.bench.lab import available, in_lab, run_lab
+from gossamer.bench.compare.script_observer import ScriptPlan
+from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
-from gossamer.bench.record import Record, Run
-from gossamer.core.errors import GossamerError, PeerError, plainly
+from gossamer.bench.record import Record, Run, machine, versions
+from gossamer.core.errors import GossamerError
 from gossamer.integrations.run_observer import PLAIN
 
 AFTER_DDP = (
@@ -46,30 +43,6 @@ UNTOLD = "the script logs no loss: compared by the values it calls backward() on
 
 class ScriptError(GossamerError, ValueError):
     """A script that cannot be compared as it is."""
-
-
-@dataclass
-class ScriptPlan:
-    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts."""
-
-    script: str
-    arguments: list[str]
-    contenders: dict[str, str]
-    deadline: float = 120.0
-    chunk: int = 5  # steps that a training loss is averaged over, at least
-    per_host: int = 1
-    imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # end every run after so many steps; 0: when the script ends
-    folder: str = ""  # to run the script in
-    began: float = field(default_factory=time.time)
-
-    def command(self, run: Run) -> list[str]:
-        """Command of one rank. In the script's arguments and its folder, {recipe} becomes the run's name as a file name."""
-        name = re.sub(r"[^A-Za-z0-9_.=]+", "-", run.name).strip("-.")
-        said = [a.replace("{recipe}", name) for a in self.arguments]
-        spec = ScriptSpec(self.script, said, self.contenders[run.name], self.deadline, self.per_host, self.imports)
-        spec.steps, spec.folder, spec.began = self.steps, self.folder.replace("{recipe}", name), self.began
-        return program("gossamer.bench.compare.script_rank", spec.to_json())
 
 
 RunScript = Callable[[ScriptEvents], None]
@@ -166,18 +139,13 @@ def launch_script(
     """Run the script on the hosts of a lab if a rate is given and a lab can be made, else on this machine."""
     comparison = ScriptCompare(plan, hosts, rate, command, show, path)
     reason = available() if rate else None
-    if rate and reason:
+    if reason:
         comparison.record.note, comparison.record.rate = f"unshaped: {reason}", "unshaped"
         show(RankEvent(told.Note(f"no lab here, so times say little about a slow network: {reason}")))
+        rate = None
 
     def run(events: ScriptEvents) -> None:
-        words = plan.command(events.run)
-        if rate and not reason:
-            result = run_lab(hosts, rate, words, per_host=plan.per_host, on_line=events.line)
-            if result.first_failure is not None:
-                events.killed(result.first_failure, result.exit_code)
-            return
-        exits = run_here(hosts * plan.per_host, words, events.line)
+        exits = run_ranks(hosts, plan.per_host, rate, plan.command(events.run.name), events.line)
         if exits.first is not None:
             events.killed(*exits.first)
 
@@ -189,19 +157,16 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if in_lab():
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    try:
-        dist.init_process_group("gloo")
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(f"the ranks cannot find each other: {plainly(error)}") from None
+    meet(1800.0)  # torch's own default: they may be started by hand
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
     same = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
     control.same("the ranks were started with different commands", same)
     comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
 
     def run(events: ScriptEvents) -> None:
-        with _meeting_place(rank) as door:
-            port = int(control.texts(str(door))[0])
-            ended = _beside(plan.command(events.run), port, lambda line: rank or events.line(0, line))
+        with _store_of_a_run(rank) as port:
+            port = int(control.texts(str(port))[0])
+            ended = _beside(plan.command(events.run.name), port, lambda line: rank or events.line(0, line))
             everyone = control.texts(json.dumps(ended))
         for other, text in enumerate(everyone):
             code, said = json.loads(text)
@@ -217,17 +182,17 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
 
 
 @contextmanager
-def _meeting_place(rank: int) -> Generator[int]:
+def _store_of_a_run(rank: int) -> Generator[int]:
     """Open a new store on rank 0 for one run and yield its port; other ranks yield 0."""
     if rank:
         yield 0
         return
     try:
-        door = socket.create_server((os.environ["MASTER_ADDR"], 0))
+        listener = socket.create_server((os.environ["MASTER_ADDR"], 0))
     except OSError:  # the name is not an address of this machine
-        door = socket.create_server(("", 0))
-    port: int = door.getsockname()[1]
-    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+        listener = socket.create_server(("", 0))
+    port: int = listener.getsockname()[1]
+    store = TCPStore(HERE, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
     yield port
     del store  # until here it serves
 

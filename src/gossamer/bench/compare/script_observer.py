@@ -1,12 +1,13 @@
 """Observe one rank's training by a script and report its events to the launcher."""
 
 import json
+import re
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from statistics import fmean
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, time
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +15,9 @@ from torch import Tensor
 
 from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, tell
-from gossamer.bench.lab import in_lab, own_counters
+from gossamer.bench.compare.parent_death import program
+from gossamer.bench.compare.rank_run import Totals
+from gossamer.bench.lab import in_lab, lab_bytes
 from gossamer.bench.record import Evaluation, Step
 from gossamer.core.errors import AttachError
 from gossamer.integrations.metrics import Meter
@@ -25,21 +28,26 @@ START = 300.0  # seconds a script has at least until it attaches: it may have da
 
 
 @dataclass
-class ScriptSpec:
-    """What a rank must run; written by the launcher."""
+class ScriptPlan:
+    """What to run: the script, its arguments and the recipes. The launcher chooses the hosts; a rank gets one recipe."""
 
     script: str
     arguments: list[str]
-    recipe: str
-    deadline: float
+    contenders: dict[str, str]
+    deadline: float = 120.0
+    chunk: int = 5  # steps that a training loss is averaged over, at least
     per_host: int = 1
     imports: list[str] = field(default_factory=list[str])
-    steps: int = 0  # end the script after so many steps; 0: it ends by itself
-    folder: str = ""  # folder to run the script in; empty: the current folder
-    began: float = 0.0  # time.time() at the start of the comparison
+    steps: int = 0  # end every run after so many steps; 0: when the script ends
+    folder: str = ""  # to run the script in; empty: the current folder
+    began: float = field(default_factory=time)  # when the comparison began
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def command(self, name: str) -> list[str]:
+        """Command of one rank of a run. In the script's arguments and its folder, {recipe} becomes the run's file name."""
+        file = re.sub(r"[^A-Za-z0-9_.=]+", "-", name).strip("-.")
+        said, folder = [a.replace("{recipe}", file) for a in self.arguments], self.folder.replace("{recipe}", file)
+        mine = replace(self, arguments=said, folder=folder, contenders={name: self.contenders[name]})
+        return program("gossamer.bench.compare.script_rank", json.dumps(asdict(mine)))
 
 
 class Enough(SystemExit):
@@ -52,16 +60,16 @@ class ScriptObserver(RunObserver):
     Until the script logs a loss, the sum of the values that it calls backward() on is reported instead.
     """
 
-    def __init__(self, spec: ScriptSpec) -> None:
-        self.spec, self.deadline, self.name = spec, spec.deadline, Path(spec.script).name
+    def __init__(self, plan: ScriptPlan) -> None:
+        self.plan, self.deadline, self.name = plan, plan.deadline, Path(plan.script).name
         self.meter: Meter | None = None
         self.refused = ""
         self.losses = list[float]()  # logged since the last reported step
-        self.heard = list[Tensor]()  # values that backward() was called on in this step
-        self.told_any = False
+        self.backward_losses = list[Tensor]()  # values that backward() was called on in this step
+        self.has_logged = False
         self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
         self.last = 0  # the last reported step
-        self.alive = monotonic() + max(0.0, START - spec.deadline)
+        self.alive = monotonic() + max(0.0, START - plan.deadline)
 
     # ---- called by attach and register
 
@@ -79,11 +87,11 @@ class ScriptObserver(RunObserver):
 
     def begin(self, meter: Meter, kind: str) -> None:
         self.meter, self.kind = meter, kind
-        meter.ledger.per_node = self.spec.per_host
-        worker, self.before = meter.worker, (meter.ledger.between, meter.ledger.inside, meter.ledger.handed)
+        meter.ledger.per_node = self.plan.per_host
+        worker, self.before = meter.worker, Totals.of(meter.ledger)
         self.dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
         self.size = dist.get_world_size() if kind == DDP and dist.is_initialized() else worker.size
-        self.nic, self.first = _nic(), self._meters()
+        self.nic, self.first = lab_bytes(), self._meters()
         self.marks = self.first
         self.alive, self.began = monotonic(), perf_counter()
         parameters = sum(param.parameter.numel() for param in worker.params.values())
@@ -91,29 +99,28 @@ class ScriptObserver(RunObserver):
 
     def stepped(self) -> None:
         self.alive = monotonic()
-        heard, self.heard = self.heard, []
+        losses, self.backward_losses = self.backward_losses, []
         if self.losses:
             self._row()
-        elif heard and not self.told_any:
-            self._row(events.UnloggedStep, sum(float(loss) for loss in heard))
-        if self._step == self.spec.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
+        elif losses and not self.has_logged:
+            self._row(events.UnloggedStep, sum(float(loss) for loss in losses))
+        if self._step == self.plan.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
 
     def told(self, name: str, value: float) -> None:
         self.alive = monotonic()
         if name == "held_out":
-            sent = self._sent() if self.spec.per_host == 1 else None
-            tell(RankEvent(Evaluation(self._step, self._clock(), sent, value)))
+            tell(RankEvent(Evaluation(self._step, self._clock(), self._sent(), value)))
             return
-        if not self.told_any:  # values of backward() reported so far do not count
-            self.told_any, self.last, self.marks = True, 0, self.first
+        if not self.has_logged:  # values of backward() reported so far do not count
+            self.has_logged, self.last, self.marks = True, 0, self.first
         self.losses.append(value)
         self._row()
 
-    def hear(self, loss: Tensor) -> None:
+    def note_backward(self, loss: Tensor) -> None:
         """Take a loss that the script calls backward() on."""
-        if self.meter is not None and not self.told_any:
-            self.heard.append(loss)
+        if self.meter is not None and not self.has_logged:
+            self.backward_losses.append(loss)
 
     def refuse(self, why: str) -> None:
         """Stop the script with an error that says why it cannot be compared."""
@@ -124,7 +131,7 @@ class ScriptObserver(RunObserver):
 
     def before_step(self, *of: Any) -> None:
         """Hook before an optimizer step: end the script if it has had its steps, refuse a script that did not attach."""
-        if self.spec.steps and self._step >= self.spec.steps:
+        if self.plan.steps and self._step >= self.plan.steps:
             raise Enough
         if self.meter is None:
             self.refuse(
@@ -151,8 +158,7 @@ class ScriptObserver(RunObserver):
         steps = self._step - self.last
         if steps < 1:
             return
-        row = kind(self._step, self._clock(), fmean(self.losses) if self.losses else loss, None)
-        row.sent = self._sent() if self.spec.per_host == 1 else None
+        row = kind(self._step, self._clock(), fmean(self.losses) if self.losses else loss, self._sent())
         if self.kind != DDP:
             before, self.marks = self.marks, self._meters()
             seconds, row.wait, row.codec = ((now - then) / steps for now, then in zip(self.marks, before, strict=True))
@@ -171,37 +177,26 @@ class ScriptObserver(RunObserver):
         assert self.meter is not None
         return perf_counter(), self.meter.ledger.exposed_seconds, self.meter.ledger.busy_seconds
 
-    def _ring(self) -> int:
-        """Bytes of DDP's all-reduces over one rank's link, by the ring formula, since DDP keeps no ledger."""
-        assert self.meter is not None
-        return 2 * (self.size - 1) * self.dense // self.size * self._step
-
-    def _sent(self) -> int:
+    def _totals(self) -> Totals:
+        """Bytes of this rank since it attached; of DDP, which keeps no ledger, by the ring formula."""
         assert self.meter is not None
         if self.kind != DDP:
-            return self.meter.ledger.between - self.before[0]
-        per_host = self.spec.per_host
-        return self._ring() // per_host if self.size > per_host else 0
+            return Totals.of(self.meter.ledger).since(self.before)
+        ring, per_host = 2 * (self.size - 1) * self.dense // self.size * self._step, self.plan.per_host
+        between = ring // per_host if self.size > per_host else 0
+        return Totals(between, ring - between, self.dense * self._step)
 
-    def _inside(self) -> int:
-        assert self.meter is not None
-        return self._ring() - self._sent() if self.kind == DDP else self.meter.ledger.inside - self.before[1]
+    def _sent(self) -> int | None:
+        """Bytes over the host's link; None where other ranks share it."""
+        return self._totals().between if self.plan.per_host == 1 else None
 
     def _links(self) -> dict[str, int | None]:
-        nic = _nic() - self.nic if in_lab() else None
-        sent = {"wire_bytes": self._sent(), "inside_bytes": self._inside(), "logical_bytes": self._handed()}
-        return {"nic_bytes": nic, **sent}
-
-    def _handed(self) -> int:
-        assert self.meter is not None
-        return self.dense * self._step if self.kind == DDP else self.meter.ledger.handed - self.before[2]
+        nic = lab_bytes() - self.nic if in_lab() else None
+        wire, inside, handed = self._totals()
+        return {"nic_bytes": nic, "wire_bytes": wire, "inside_bytes": inside, "logical_bytes": handed}
 
 
 def _has_compiled() -> bool:
     """True if the script used torch.compile, whose cache makes later runs faster."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(getattr(dynamo, "counters", {}).get("frames"))
-
-
-def _nic() -> int:
-    return own_counters().sent_bytes if in_lab() else 0

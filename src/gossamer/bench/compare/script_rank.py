@@ -1,4 +1,4 @@
-"""Run a script as one rank of a comparison: `gossamer.bench.compare.script_rank SPEC`, in JSON.
+"""Run a script as one rank of a comparison: `gossamer.bench.compare.script_rank PLAN`, in JSON.
 
 The script is not changed: this module runs it as `python` would, and observes its training through `attach` or
 `ddp.register`.
@@ -17,7 +17,7 @@ from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gossamer.bench.compare.events import RankEvent, ScriptDied, ScriptRefused, tell
-from gossamer.bench.compare.script_observer import ScriptObserver, ScriptSpec
+from gossamer.bench.compare.script_observer import ScriptObserver, ScriptPlan
 from gossamer.bench.compare.stall_watchdog import StallWatchdog
 from gossamer.bench.compare.torch_patches import patched_torch
 from gossamer.core import plugins
@@ -28,23 +28,23 @@ from gossamer.integrations.run_observer import VARIABLE, ObserverSlot
 REFUSED = 2  # the exit code
 
 
-def run(spec: ScriptSpec) -> int:
-    """Run the script under its recipe; return the exit code."""
+def run(plan: ScriptPlan) -> int:
+    """Run the script under the plan's one recipe; return the exit code."""
     torch.set_num_threads(1)
-    os.environ[VARIABLE] = spec.recipe
-    if spec.folder:
-        os.makedirs(spec.folder, exist_ok=True)
-        os.chdir(spec.folder)
-    for each in spec.imports:
+    (os.environ[VARIABLE],) = plan.contenders.values()
+    if plan.folder:
+        os.makedirs(plan.folder, exist_ok=True)
+        os.chdir(plan.folder)
+    for each in plan.imports:
         plugins.import_named(each)
-    observer = ScriptObserver(spec)
+    observer = ScriptObserver(plan)
     ObserverSlot.overseer = observer
     looks = register_optimizer_step_pre_hook(observer.before_step)
     watchdog = StallWatchdog(observer, __file__)
     watchdog.start()
     try:
-        with patched_torch(observer.hear, observer.name, spec.began):
-            run_as_main(spec.script, spec.arguments)
+        with patched_torch(observer.note_backward, observer.name, plan.began):
+            run_as_main(plan.script, plan.arguments)
         observer.finish()
     except BaseException as error:
         return _account_for(error, observer)
@@ -71,7 +71,7 @@ def _account_for(error: BaseException, observer: ScriptObserver) -> int:
         tell(RankEvent(ScriptRefused(observer.refused)))
         return REFUSED
     trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename != observer.spec.script:
+    while trace and trace.tb_frame.f_code.co_filename != observer.plan.script:
         trace = trace.tb_next
     told = f"{type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
@@ -87,7 +87,7 @@ def _account_for(error: BaseException, observer: ScriptObserver) -> int:
 
 def main(text: str) -> NoReturn:
     """Run as a separate process, and exit even if the script left threads or process groups."""
-    code = run(ScriptSpec(**json.loads(text)))
+    code = run(ScriptPlan(**json.loads(text)))
     if code:
         exit_now(code)  # exit handlers may wait for ranks that have ended
     exit_in_order(code)

@@ -41,7 +41,7 @@ class StallWatchdog(threading.Thread):
 
     def _print(self, frames: list[FrameType]) -> None:
         """Print the stack, from the script's own line inwards."""
-        script = self.observer.spec.script
+        script = self.observer.plan.script
         last = max((i for i, f in enumerate(frames) if f.f_code.co_filename == script), default=len(frames) - 1)
         said = traceback.StackSummary.extract((f, f.f_lineno) for f in reversed(frames[: last + 1])).format()
         print("".join(said if len(said) <= 2 * LINES else [*said[:LINES], "  ...\n", *said[-LINES:]]), file=sys.stderr)
@@ -49,7 +49,7 @@ class StallWatchdog(threading.Thread):
     def _end(self) -> None:
         frames = self._frames(sys._current_frames().get(self.main or 0))
         waits = any(part in f.f_code.co_filename for f in frames for part in WAITING)
-        where = next((f for f in frames if f.f_code.co_filename == self.observer.spec.script), None)
+        where = next((f for f in frames if f.f_code.co_filename == self.observer.plan.script), None)
         place = f" at line {where.f_lineno} of {self.observer.name}" if where else ""
         deadline, doing = self.observer.deadline, "waited for other ranks" if waits else "stood still"
         told = (

@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil
 
@@ -43,25 +43,11 @@ class StepRow:
     slow: str = ""  # ranks that slept, as RANK:MS
 
 
-def measure_steps(
-    contenders: dict[str, str],
-    rate: str | None,
-    hosts: int,
-    turns: int,
-    chunk: int,
-    on_event: OnEvent,
-    workload: str = "lm",
-    per_host: int = 1,
-    imports: Sequence[str] = (),
-    compute: str = "",
-    slow: Sequence[str] = (),
-) -> list[StepRow]:
-    """Train all runs in slices of `chunk` steps, and return the cost of their steps. `slow` are ranks that sleep, as RANK:MS."""
-    turns = max(turns, *(ceil(_period(kind) / chunk) for kind in contenders.values()))  # one whole round at least
-    plan = ComparePlan(
-        contenders, workload, steps=(turns + WARM_UP) * chunk, chunk=chunk, measure_every=0, per_host=per_host
-    )
-    plan.imports, plan.compute, plan.slow = [*imports], compute, [*slow]
+def measure_steps(plan: ComparePlan, turns: int, rate: str | None, hosts: int, on_event: OnEvent) -> list[StepRow]:
+    """Train the plan's runs in turns of `plan.chunk` steps, so many and the first ones, and return the cost of their steps."""
+    chunk, slow = plan.chunk, plan.slow
+    turns = max(turns, *(ceil(_period(kind) / chunk) for kind in plan.contenders.values()))  # one whole round at least
+    plan = replace(plan, steps=(turns + WARM_UP) * chunk, measure_every=0)
     record, code = launch(plan, hosts, rate, "gossamer bench steps", on_event)
     if code > 128:
         raise KeyboardInterrupt(code - 128)

@@ -16,20 +16,20 @@ UNSCALED = "_gossamer_unscaled"  # a loss before its GradScaler
 
 
 @contextmanager
-def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
-    """Pass every loss to `hear`, and refuse to load a checkpoint that an earlier run of this comparison has saved.
+def patched_torch(on_backward: Callable[[Tensor], None], name: str, began: float) -> Generator[None]:
+    """Pass every loss to `on_backward`, and refuse to load a checkpoint that an earlier run of this comparison has saved.
 
     The comparison began at the time `began`.
     """
     backward, load, scale = torch.autograd.backward, torch.load, torch.amp.GradScaler.scale
     started = time.time()
 
-    def heard_backward(tensors: Any, *of: Any, **more: Any) -> Any:
+    def noted_backward(tensors: Any, *of: Any, **more: Any) -> Any:
         if isinstance(tensors, Tensor) and tensors.numel() == 1:
-            hear(getattr(tensors, UNSCALED, tensors).detach())
+            on_backward(getattr(tensors, UNSCALED, tensors).detach())
         return backward(tensors, *of, **more)
 
-    def seen_scale(self: Any, outputs: Any) -> Any:
+    def noted_scale(self: Any, outputs: Any) -> Any:
         scaled = scale(self, outputs)
         if isinstance(outputs, Tensor) and scaled is not outputs:
             setattr(scaled, UNSCALED, outputs.detach())
@@ -40,7 +40,7 @@ def patched_torch(hear: Callable[[Tensor], None], name: str, began: float) -> Ge
         return load(f, *of, **more)
 
     scaler: Any = torch.amp.GradScaler
-    torch.autograd.backward, scaler.scale, torch.load = heard_backward, seen_scale, checked_load
+    torch.autograd.backward, scaler.scale, torch.load = noted_backward, noted_scale, checked_load
     try:
         yield
     finally:

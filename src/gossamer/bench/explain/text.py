@@ -82,10 +82,8 @@ def message(said: Message) -> list[str]:
     >>> message(Message(1, "rank 0 to rank 2", "signs + - of 0.3", 5, "9a 01", "ternary()"))
     ['rank 0 to rank 2: signs + - of 0.3   (5 bytes: 9a 01, by ternary())']
     """
-    line, aside = (
-        f"{said.way}: {said.says}",
-        ", ".join(filter(None, [_length(said), f"by {said.by}" if said.by else ""])),
-    )
+    line = f"{said.way}: {said.says}"
+    aside = ", ".join(filter(None, [_length(said), f"by {said.by}" if said.by else ""]))
     if not aside:
         return [line]
     return [f"{line}   ({aside})"] if len(line) + len(aside) < WIDTH else [line, f"  ({aside})"]

@@ -8,10 +8,10 @@
 
 from .access import available, privilege
 from .command import name_rank, name_ranks, print_line, run_lab
-from .counters import Counters, in_lab, own_counters, read_counters
+from .counters import Counters, in_lab, lab_bytes, own_counters, read_counters
 from .errors import LabError, LabInputError
+from .owner import HostResult, LabResult, RankResult
 from .rates import Link, format_rate, parse_latency, parse_link, parse_links, parse_rate
-from .result import HostResult, LabResult, RankResult
 
 __all__ = [
     "Counters",
@@ -24,6 +24,7 @@ __all__ = [
     "available",
     "format_rate",
     "in_lab",
+    "lab_bytes",
     "name_rank",
     "name_ranks",
     "own_counters",

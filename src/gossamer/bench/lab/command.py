@@ -20,9 +20,8 @@ from .network import (
     plan_middle,
     plan_ranks,
 )
-from .owner import OnLine, own_lab
+from .owner import LabResult, OnLine, own_lab
 from .rates import Link, parse_latency, parse_later, parse_links
-from .result import LabResult
 
 
 def name_rank(rank: int, per_host: int = 1) -> str:
@@ -92,7 +91,7 @@ def run_lab(
         "grace": grace,
         "kill_after": kill_after,
     }
-    return own_lab(plan, links, on_line or partial(print_line, per_host=per_host))
+    return own_lab(plan, on_line or partial(print_line, per_host=per_host))
 
 
 def _check(

@@ -1,8 +1,8 @@
 """Bytes on the wire, as the network interface counts them; ledgers are checked against them."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .errors import LabError
 
@@ -11,23 +11,11 @@ INTERFACE_VARIABLE = "GOSSAMER_LAB_IFACE"
 _DEVICES = Path("/proc/self/net/dev")
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Bytes and packets that one interface has sent and received so far, with packet headers."""
+class Counters(NamedTuple):
+    """Bytes that one interface has sent and received so far, with packet headers."""
 
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    sent_packets: int = 0
-    received_packets: int = 0
-
-    def __sub__(self, earlier: "Counters") -> "Counters":
-        """Return the difference to `earlier` counters."""
-        return Counters(
-            self.sent_bytes - earlier.sent_bytes,
-            self.received_bytes - earlier.received_bytes,
-            self.sent_packets - earlier.sent_packets,
-            self.received_packets - earlier.received_packets,
-        )
+    sent_bytes: int
+    received_bytes: int
 
 
 def in_lab() -> bool:
@@ -36,10 +24,15 @@ def in_lab() -> bool:
 
 
 def own_counters() -> Counters:
-    """Return the counters of this lab host's interface: call it before and after, and subtract."""
+    """Return the counters of this lab host's interface: call it before and after, and take the difference."""
     if not in_lab():
         raise LabError(f"not inside a lab ({INTERFACE_VARIABLE} is not set); run under 'gossamer lab'")
     return read_counters(os.environ[INTERFACE_VARIABLE])
+
+
+def lab_bytes() -> int:
+    """Bytes that this lab host has sent so far; 0 outside of a lab."""
+    return own_counters().sent_bytes if in_lab() else 0
 
 
 def read_counters(interface: str) -> Counters:
@@ -58,7 +51,6 @@ def parse_devices(text: str) -> dict[str, Counters]:
     table: dict[str, Counters] = {}
     for line in text.splitlines()[2:]:
         name, _, fields = line.partition(":")
-        received_bytes, received_packets, *_ = map(int, fields.split()[:8])
-        sent_bytes, sent_packets, *_ = map(int, fields.split()[8:])
-        table[name.strip()] = Counters(sent_bytes, received_bytes, sent_packets, received_packets)
+        numbers = fields.split()  # eight for what was received, then eight for what was sent
+        table[name.strip()] = Counters(sent_bytes=int(numbers[8]), received_bytes=int(numbers[0]))
     return table

@@ -21,23 +21,60 @@ from .counters import Counters, parse_devices
 from .errors import LabError
 from .network import port
 from .output import LineSplitter
-from .rates import Link
-from .result import TIMED_OUT, HostResult, LabResult, RankResult
 
 _KEEPER = str(Path(__file__).with_name("inside.py"))
 _CHUNK = 1 << 16
+TIMED_OUT = 124  # as the program `timeout` returns it
 OnLine = Callable[[int, str], None]
 Plan = dict[str, Any]
-Streams = dict[
-    int, tuple[int | None, LineSplitter]
-]  # by file descriptor: the rank (None: the keeper), and its line splitter
+Streams = dict[int, tuple[int | None, LineSplitter]]  # by file descriptor: the rank (None: the keeper), and its lines
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """Result of one rank.
+
+    `stopped`: the lab ended it. `frozen`: the lab found it stopped by a signal such as SIGSTOP, so it may be the cause of
+    other failures.
+    """
+
+    rank: int
+    exit_code: int
+    stopped: bool
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """Result of one host: bytes over its link, with packet headers, and its ranks."""
+
+    number: int
+    sent_bytes: int
+    received_bytes: int
+    ranks: tuple[RankResult, ...]
+
+
+@dataclass(frozen=True)
+class LabResult:
+    """Result of a lab. The exit code is 0, that of the first failure, or 124 after a timeout."""
+
+    exit_code: int
+    first_failure: int | None
+    timed_out: bool
+    seconds: float
+    hosts: tuple[HostResult, ...]
+
+    @property
+    def ranks(self) -> tuple[RankResult, ...]:
+        """Results of all ranks, by number."""
+        return tuple(rank for host in self.hosts for rank in host.ranks)
 
 
 @dataclass
 class _LabEvents:
     """Events of the keeper so far."""
 
-    links: tuple[Link, ...]
+    hosts: int
     placed: Sequence[int]  # the host of every rank
     began: float
     devices: dict[str, Counters]
@@ -70,10 +107,10 @@ class _LabEvents:
     def _exit(self, rank: int, code: int, stopped: bool) -> None:
         if code != 0 and not stopped and self.first_failure is None:
             self.first_failure = rank
-        self.exits[rank] = RankResult(rank, code, stopped, time.monotonic() - self.began)
+        self.exits[rank] = RankResult(rank, code, stopped)
 
     def _end(self, devices: dict[str, Counters]) -> None:
-        hosts = tuple(self._host(number, devices) for number in range(len(self.links)))
+        hosts = tuple(self._host(number, devices) for number in range(self.hosts))
         failed = 0 if self.first_failure is None else self.exits[self.first_failure].exit_code
         code = failed or (TIMED_OUT if self.timed_out else 0)
         seconds = time.monotonic() - self.began
@@ -81,16 +118,16 @@ class _LabEvents:
 
     def _host(self, number: int, devices: dict[str, Counters]) -> HostResult:
         # Counted at the bridge's end of the link, which programs of the host cannot change: received there is sent here.
-        near = devices[port(number)] - self.devices[port(number)]
-        far = Counters(near.received_bytes, near.sent_bytes, near.received_packets, near.sent_packets)
+        before, now = self.devices[port(number)], devices[port(number)]
+        sent, received = now.received_bytes - before.received_bytes, now.sent_bytes - before.sent_bytes
         here = [rank for rank in sorted(self.exits) if self.placed[rank] == number]
         ranks = tuple(replace(self.exits[rank], frozen=rank in self.frozen) for rank in here)
-        return HostResult(number, self.links[number], far, ranks)
+        return HostResult(number, sent, received, ranks)
 
 
-def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
+def own_lab(plan: Plan, on_line: OnLine) -> LabResult:
     """Run a planned lab from beginning to end."""
-    events = _LabEvents(links, [rank["host"] for rank in plan["ranks"]], time.monotonic(), {}, {})
+    events = _LabEvents(len(plan["hosts"]), [rank["host"] for rank in plan["ranks"]], time.monotonic(), {}, {})
     with _keeper(plan) as (process, streams):
         try:
             _listen(streams, events, on_line)
@@ -98,18 +135,13 @@ def own_lab(plan: Plan, links: tuple[Link, ...], on_line: OnLine) -> LabResult:
             assert process.stdin is not None
             process.stdin.close()
             # After ctrl-C the last lines are still passed on; after an error of `on_line` they are dropped.
-            heard = on_line if isinstance(error, KeyboardInterrupt) else _ignore
-            _listen(streams, events, heard)
+            _listen(streams, events, on_line if isinstance(error, KeyboardInterrupt) else lambda rank, line: None)
             raise
         process.wait()
     if events.result is None:
         why = events.error or events.noise.strip() or f"its keeper was killed (status {process.returncode})"
         raise LabError(f"the lab broke down: {why}")
     return events.result
-
-
-def _ignore(rank: int, line: str) -> None:
-    """Ignore a line."""
 
 
 @contextlib.contextmanager

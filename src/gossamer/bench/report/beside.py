@@ -21,25 +21,18 @@ def beside(records: Sequence[Record]) -> Record:
     first = records[0]
     for other in records[1:]:
         _refuse(first, other)
-    labels = _labels(records)
-    runs = [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.runs]
-    together = len({tuple(r.trials) for r in records}) == 1  # the same seeds
-    again = [
-        RepeatedRuns(
-            seed, [_named(run, label) for r, label in zip(records, labels, strict=True) for run in r.trials[seed]]
-        )
-        for seed in list(first.trials)[1:]
-    ]
-    notes = [
-        f"{label}: {r.command}" + (f" ({r.note})" if r.note else "") for r, label in zip(records, labels, strict=True)
-    ]
-    if not together:
+    labelled = list(zip(records, _labels(records), strict=True))
+    seeds, again = list(first.trials)[1:], list[RepeatedRuns]()
+    notes = [f"{label}: {r.command}" + (f" ({r.note})" if r.note else "") for r, label in labelled]
+    if len({tuple(r.trials) for r in records}) > 1:
         notes.append("not all have the same seeds, so of each only its first is shown")
+    else:
+        again = [RepeatedRuns(n, [_named(run, label) for r, label in labelled for run in r.trials[n]]) for n in seeds]
     return replace(
         first,
-        runs=runs,
-        again=again if together else [],
-        baseline=f"{first.baseline} ({labels[0]})",
+        runs=[_named(run, label) for r, label in labelled for run in r.runs],
+        again=again,
+        baseline=f"{first.baseline} ({labelled[0][1]})",
         rate=", ".join(dict.fromkeys(r.rate for r in records)),
         together=len(records),
         note="Several records, on one page. " + "; ".join(notes) + ".",

@@ -1,7 +1,7 @@
 """The charts as data. The page draws them with its script, `figures` draws them for papers: the same points."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Literal
 
@@ -21,7 +21,10 @@ Point = tuple[float, float | None, int, float | None]  # x, y, optimizer step, y
 class Axis:
     label: str
     kind: Kind
-    log: bool
+    log: bool = False
+
+
+TIME = Axis("training time", "seconds")
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,8 @@ class LineChart:
     caption: str
     x: Axis
     y: Axis
-    series: list[Series]
-    marks: bool  # few points, each of them worth a mark
+    series: list[Series] = field(default_factory=list[Series])
+    marks: bool = False  # few points, each of them worth a mark
     target: Target | None = None
     focus: float | None = None  # worse values of y are out of sight until one zooms out: it is not decided there
     kind: Literal["lines"] = "lines"
@@ -74,6 +77,7 @@ class BarChart:
 
 
 Chart = LineChart | BarChart
+Line = tuple[int, list[tuple[float, float, int]]]  # a run's place in the record, and its x, y and step
 
 
 def charts(study: Study) -> list[Chart]:
@@ -95,9 +99,8 @@ def _quality_time(study: Study) -> LineChart:
     caption = f"{'Lower' if study.record.lower_is_better else 'Higher'} and further left is better."
     if study.target is not None:
         caption += " The first steps lie beyond the edge; a logarithmic axis shows them."
-    name = quality(study.record.metric)
-    x: tuple[str, Kind] = ("training time", "seconds")
-    return _lines("quality-time", f"{capital(name)} over time", caption, x, study.record.metric, lines, study)
+    title = f"{capital(quality(study.record.metric))} over time"
+    return _judged(LineChart("quality-time", title, caption, TIME, Axis(study.record.metric, "number")), lines, study)
 
 
 def _quality_bytes(study: Study) -> LineChart:
@@ -106,10 +109,10 @@ def _quality_bytes(study: Study) -> LineChart:
         for i, r in _runs(study)
         if not r.alone
     ]
-    name = quality(study.record.metric)
+    title = f"{capital(quality(study.record.metric))} over bytes sent"
     caption = "What each host had put on its link by then, by the ledger."
-    x: tuple[str, Kind] = ("sent per host", "bytes")
-    return _lines("quality-bytes", f"{capital(name)} over bytes sent", caption, x, study.record.metric, lines, study)
+    x, y = Axis("sent per host", "bytes"), Axis(study.record.metric, "number")
+    return _judged(LineChart("quality-bytes", title, caption, x, y), lines, study)
 
 
 def _loss_time(study: Study) -> LineChart:
@@ -119,9 +122,9 @@ def _loss_time(study: Study) -> LineChart:
     every = "every step" if longest <= _limit(len(lines)) else f"up to {_limit(len(lines))} of its steps"
     means = f" Thin: {every}. Bold: the mean over up to {window} steps." if window > 1 else ""
     whose = "The mean over the ranks that told theirs." if study.record.script else "On the data of rank 0."
-    caption = f"{whose}{means}"
-    x: tuple[str, Kind] = ("training time", "seconds")
-    return _lines("loss-time", "Training loss over time", caption, x, "training loss", lines, None)
+    y = Axis("training loss", "number")
+    chart = LineChart("loss-time", "Training loss over time", f"{whose}{means}", TIME, y)
+    return _drawn(chart, [(i, _smooth(points)) for i, points in lines])
 
 
 def _residuals(study: Study) -> LineChart:
@@ -131,7 +134,8 @@ def _residuals(study: Study) -> LineChart:
     caption = (
         "What error feedback still owes the model. It should level off; endless growth means too little gets through."
     )
-    return _lines("residuals", "Residual norm", caption, ("step", "count"), "residual norm", lines, None, smooth=False)
+    x, y = Axis("step", "count"), Axis("residual norm", "number")
+    return _drawn(LineChart("residuals", "Residual norm", caption, x, y), [(i, _plain(points)) for i, points in lines])
 
 
 def _step_time(study: Study) -> BarChart:
@@ -159,29 +163,24 @@ def _bar(row: RunRow, step: float, alone: float | None) -> Bar:
     return Bar(row.index, [alone, 0.0, step - alone], step, by_difference=True)
 
 
-def _lines(
-    id: str,
-    title: str,
-    caption: str,
-    x: tuple[str, Kind],
-    y: str,
-    lines: list[tuple[int, list[tuple[float, float, int]]]],
-    study: Study | None,
-    smooth: bool = True,
-) -> LineChart:
-    """With study: a chart of quality, which has marks and the baseline's final quality to aim at."""
+def _judged(chart: LineChart, lines: list[Line], study: Study) -> LineChart:
+    """A chart of quality has marks, and the baseline's final quality to aim at."""
+    drawn = _drawn(replace(chart, marks=True), [(i, _plain(points)) for i, points in lines])
+    if study.target is None:
+        return drawn
+    label = f"{study.record.baseline}’s final {number(study.target)}"
+    target = Target(study.target, label, study.record.lower_is_better)
+    return replace(drawn, target=target, focus=None if drawn.y.log else _focus(study, drawn.series))
+
+
+def _drawn(chart: LineChart, lines: list[tuple[int, list[Point]]]) -> LineChart:
+    """With those lines that have points, and axes that suit them."""
     lines = [(i, points) for i, points in lines if points]
-    marks = study is not None
-    series = [Series(i, _thin(_smooth(points, smooth and not marks), _limit(len(lines)))) for i, points in lines]
-    target = None
-    if study is not None and study.target is not None:
-        label = f"{study.record.baseline}’s final {number(study.target)}"
-        target = Target(study.target, label, study.record.lower_is_better)
+    series = [Series(i, _thin(points, _limit(len(lines)))) for i, points in lines]
     ends = [s.points[-1][0] for s in series]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
-    x_axis, y_axis = Axis(*x, log=_wide(ends, APART)), Axis(y, "number", _wide(ys, LOG_FROM))
-    focus = _focus(study, series) if study is not None and not y_axis.log else None
-    return LineChart(id, title, caption, x_axis, y_axis, series, marks, target, focus)
+    x, y = replace(chart.x, log=_wide(ends, APART)), replace(chart.y, log=_wide(ys, LOG_FROM))
+    return replace(chart, x=x, y=y, series=series)
 
 
 def _focus(study: Study, series: list[Series]) -> float | None:
@@ -190,7 +189,7 @@ def _focus(study: Study, series: list[Series]) -> float | None:
     for s in series:
         last = s.points[-1][2]
         later += [p[1] for p in s.points if p[1] is not None and p[2] and p[2] >= last / 5][:1]
-    if study.target is None or not later:
+    if not later:
         return None
     return max(later) if study.record.lower_is_better else min(later)
 
@@ -204,19 +203,23 @@ def _window(count: int) -> int:
     return 2 * (count // 20) + 1
 
 
-def _smooth(points: list[tuple[float, float, int]], wanted: bool) -> list[Point]:
-    """Each point with the mean over its neighbours. JSON knows no infinity: a value that is not finite is a gap."""
-    half = _window(len(points)) // 2
-    finite = [y if math.isfinite(y) else None for _, y, _ in points]
-    sums = list(accumulate((y or 0.0 for y in finite), initial=0.0))
-    counts = list(accumulate((y is not None for y in finite), initial=0))
+def _plain(points: list[tuple[float, float, int]]) -> list[Point]:
+    """JSON knows no infinity: a value that is not finite is a gap."""
+    return [(x, y if math.isfinite(y) else None, step, None) for x, y, step in points]
+
+
+def _smooth(points: list[tuple[float, float, int]]) -> list[Point]:
+    """Each point with the mean over its neighbours."""
+    plain, half = _plain(points), _window(len(points)) // 2
+    if not half:
+        return plain
+    sums = list(accumulate((y or 0.0 for _, y, _, _ in plain), initial=0.0))
+    counts = list(accumulate((y is not None for _, y, _, _ in plain), initial=0))
     out: list[Point] = []
-    for i, (x, _, step) in enumerate(points):
-        low, high = max(0, i - half), min(len(points), i + half + 1)
-        mean = None
-        if wanted and half and finite[i] is not None:
-            mean = float(f"{(sums[high] - sums[low]) / (counts[high] - counts[low]):.6g}")
-        out.append((x, finite[i], step, mean))
+    for i, (x, y, step, _) in enumerate(plain):
+        low, high = max(0, i - half), min(len(plain), i + half + 1)
+        mean = None if y is None else float(f"{(sums[high] - sums[low]) / (counts[high] - counts[low]):.6g}")
+        out.append((x, y, step, mean))
     return out
 
 

@@ -7,8 +7,6 @@ from gossamer.bench.explain.text import given, grouped, model, outcome, title
 from gossamer.bench.report.pages import PAGE, filled
 from gossamer.core import files
 
-__all__ = ["PAGE", "render", "write_html"]
-
 
 def render(told: Explained, name: str) -> str:
     """The whole page as one HTML document, without a script.

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
-from gossamer.bench.report.goodput_study import amount, money, percent, studied
+from gossamer.bench.report.goodput_study import GoodputStudy, amount, money, percent
 from gossamer.bench.report.pages import filled
 from gossamer.bench.report.palette import HUES, INK, MARKS, Style
 from gossamer.costs.goodput import Goodput
@@ -40,7 +40,7 @@ def pieces(spent: Spent) -> list[CauseBar]:
 
 def render(found: Goodput, price: Price | None) -> str:
     """The whole page as one HTML document."""
-    study = studied(found, price)
+    study = GoodputStudy(found, price)
     return filled(
         "goodput.html",
         study=study,

@@ -1,6 +1,5 @@
 """What a run took, in words: a headline, money, and what a reader must know."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gossamer.bench.report.formatting import listed, number, seconds
@@ -15,7 +14,6 @@ HOUR = 3600
 class GoodputStudy:
     found: Goodput
     price: Price | None
-    notes: list[str]
 
     @property
     def title(self) -> str:
@@ -47,19 +45,15 @@ class GoodputStudy:
         total = self.cost(self.found.spent.paid)
         return None if total is None or not self.found.last else 1000 * total / self.found.last
 
-    @property
-    def rows(self) -> Sequence[HeldOut]:
-        return self.found.held_out
-
     def some(self, most: int) -> list[HeldOut]:
         """At most so many held-out values, evenly chosen, the first and the last among them.
 
         >>> from pathlib import Path
         >>> told = [HeldOut(step, 1.0, 1.0) for step in range(9)]
-        >>> [each.step for each in GoodputStudy(Goodput(Path(), [], told), None, []).some(3)]
+        >>> [each.step for each in GoodputStudy(Goodput(Path(), [], told), None).some(3)]
         [0, 4, 8]
         """
-        rows = [*self.rows]
+        rows = [*self.found.held_out]
         if len(rows) <= most:
             return rows
         return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
@@ -67,28 +61,24 @@ class GoodputStudy:
     def cost(self, paid: float) -> float | None:
         return None if self.price is None else self.price.amount * paid / HOUR
 
-
-def studied(found: Goodput, price: Price | None) -> GoodputStudy:
-    return GoodputStudy(found, price, _notes(found))
-
-
-def _notes(found: Goodput) -> list[str]:
-    """What a reader must know before believing it."""
-    notes = list[str]()
-    if found.missing:
-        ranks = listed([str(rank) for rank in found.missing])
-        notes.append(f"No events of rank{'s' * (len(found.missing) > 1)} {ranks}: what they took is not in this.")
-    if open_ := [str(rank.rank) for rank in found.ranks if not rank.has_ended]:
-        word = "rank" if len(open_) == 1 else "ranks"
-        notes.append(f"The last process of {word} {listed(open_)} has not ended: it is at work, or was killed.")
-    away = [p.away for rank in found.ranks for p in rank.processes]
-    if free := sum(each for each in away if each):
-        notes.append(f"Not paid for, between processes: {seconds(free)}.")
-    if unknown := sum(each is None for each in away):
-        notes.append(
-            f"{unknown} times a rank came back on another machine, or a restarted one: the time between is not counted."
-        )
-    return notes
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before believing it."""
+        notes, found = list[str](), self.found
+        if found.missing:
+            ranks = listed([str(rank) for rank in found.missing])
+            notes.append(f"No events of rank{'s' * (len(found.missing) > 1)} {ranks}: what they took is not in this.")
+        if open_ := [str(rank.rank) for rank in found.ranks if not rank.has_ended]:
+            word = "rank" if len(open_) == 1 else "ranks"
+            notes.append(f"The last process of {word} {listed(open_)} has not ended: it is at work, or was killed.")
+        away = [p.away for rank in found.ranks for p in rank.processes]
+        if free := sum(each for each in away if each):
+            notes.append(f"Not paid for, between processes: {seconds(free)}.")
+        if unknown := sum(each is None for each in away):
+            notes.append(
+                f"{unknown} times a rank came back on another machine, or a restarted one: the time between is not counted."
+            )
+        return notes
 
 
 def percent(part: float, whole: float) -> str:
@@ -116,8 +106,5 @@ def amount(price: Price, value: float | None) -> str:
     """
     if value is None:
         return ""
-    return (
-        f"{value:.2f} {price.currency}".strip()
-        if value >= 1 or not value
-        else f"{number(value)} {price.currency}".strip()
-    )
+    digits = f"{value:.2f}" if value >= 1 or not value else number(value)
+    return f"{digits} {price.currency}".strip()

@@ -51,7 +51,8 @@ def _against(base: RunRow, study: Study) -> tuple[str, str]:
         return f"{best.run.name} was hardly faster than {label(base)} to {goal}: {times}.", _said(
             _noise(study), stopped
         )
-    title = f"{_winners(study)} as {label(base)} to {goal}: {_span(study)} instead of {seconds(base.reached)}."
+    span = _from_to([seconds(r.reached) for r in study.first])
+    title = f"{_winners(study)} as {label(base)} to {goal}: {span} instead of {seconds(base.reached)}."
     return title, _said(_rest(base, study), _saved(best, base), _together(base, study), stopped)
 
 
@@ -62,10 +63,6 @@ def _winners(study: Study) -> str:
     if len(first) == 1:
         return f"{first[0].run.name} was {pace} times as fast"
     return f"{listed([r.run.name for r in first])} are tied: {pace} times as fast"
-
-
-def _span(study: Study) -> str:
-    return _from_to([seconds(r.reached) for r in study.first])
 
 
 def _from_to(texts: list[str]) -> str:

@@ -44,7 +44,8 @@ def layers(record: Record) -> Layers:
     >>> layers(Record("", "", "", "", "loss", True, 1, 2, "unshaped", 0)).rows
     []
     """
-    measured = {i: finite for i, run in enumerate(record.runs) if (finite := _finite(run.layer_errors))}
+    finite = [{name: e for name, e in run.layer_errors.items() if math.isfinite(e)} for run in record.runs]
+    measured = {i: errors for i, errors in enumerate(finite) if errors}
     exact = [record.runs[i].name for i, errors in measured.items() if not any(errors.values())]
     inexact = {i: errors for i, errors in measured.items() if any(errors.values())}
     names = list(dict.fromkeys(name for errors in inexact.values() for name in errors))
@@ -58,7 +59,3 @@ def layers(record: Record) -> Layers:
 def _summary(run: int, errors: dict[str, float]) -> Summary:
     where, changed = max(errors, key=errors.__getitem__), [e for e in errors.values() if e]
     return Summary(run, len(errors), len(errors) - len(changed), median(changed), errors[where], where)
-
-
-def _finite(errors: dict[str, float]) -> dict[str, float]:
-    return {name: e for name, e in errors.items() if math.isfinite(e)}

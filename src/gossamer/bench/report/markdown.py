@@ -99,13 +99,9 @@ def _ending(row: RunRow) -> str:
 
 def _fence(text: str) -> str:
     """A code block that no backticks inside can end."""
-    longest = max((len(part) for part in _backticks(text)), default=0)
+    longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
-
-
-def _backticks(text: str) -> list[str]:
-    return re.findall("`+", text)
 
 
 def _plain(text: str) -> str:

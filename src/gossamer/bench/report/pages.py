@@ -10,22 +10,11 @@ from gossamer.bench.report import formatting
 from gossamer.core import files
 
 PAGE = files.FileKind("report", (b'<meta name="generator" content="gossamer">',))
-FORMS = {
-    form.__name__: form
-    for form in (
-        *(formatting.number, formatting.seconds, formatting.size, formatting.times, formatting.rate),
-        *(
-            formatting.subject,
-            formatting.moment,
-            formatting.listed,
-            formatting.capital,
-            formatting.glued,
-            formatting.ranks_on,
-            formatting.severe,
-            formatting.seeds_of,
-        ),
-    )
-}
+# What templates call of `formatting`.
+FORMS = (
+    *("number", "seconds", "size", "times", "rate", "subject", "moment"),
+    *("listed", "capital", "glued", "ranks_on", "severe", "seeds_of"),
+)
 
 
 def asset(name: str) -> str:
@@ -42,5 +31,5 @@ def filled(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(asset),
     )
-    environment.filters |= FORMS
+    environment.filters.update({name: getattr(formatting, name) for name in FORMS})
     return environment.get_template(template).render(css=Markup(asset("page.css")), **values) + "\n"

@@ -26,11 +26,8 @@ HUES = [
     Colour("#752203", "#a46f4a"),  # brown
     Colour("#12a3a8", "#15d1dd"),  # teal
 ]
-PARTS = [
-    Colour("#c6ccd4", "#4b525b"),
-    Colour("#8a93a1", "#858e9a"),
-    Colour("#3f4754", "#d3d8de"),
-]  # no hue: those are for runs
+# No hue: those are for runs.
+PARTS = [Colour("#c6ccd4", "#4b525b"), Colour("#8a93a1", "#858e9a"), Colour("#3f4754", "#d3d8de")]
 MARKS = [  # SVG paths around the origin: circle, square, triangle, diamond
     "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "M-3.5-3.5h7v7h-7z",
@@ -45,20 +42,21 @@ class Style(NamedTuple):
     dashed: bool
 
 
+BASELINE = Style(INK, MARKS[0], True)
+
+
+def hues(count: int) -> list[Style]:
+    """After eight the hues come round again, with other marks."""
+    turns = (divmod(place, len(HUES)) for place in range(count))
+    return [Style(HUES[hue], MARKS[(hue + turn) % len(MARKS)], False) for turn, hue in turns]
+
+
 def styles(record: Record) -> list[Style]:
-    """By a run's place in the record. After eight runs the hues come round again, with other marks.
+    """By a run's place in the record.
 
     >>> styles(Record("", "", "", "", "loss", True, 1, 2, "unshaped", 0))
     []
     """
-    base = record.run(record.baseline)
-    out: list[Style] = []
-    place = 0
-    for run in record.runs:
-        if run is base and len(record.runs) > 1:
-            out.append(Style(INK, MARKS[0], True))
-        else:
-            turn, hue = divmod(place, len(HUES))
-            out.append(Style(HUES[hue], MARKS[(hue + turn) % len(MARKS)], False))
-            place += 1
-    return out
+    base = record.run(record.baseline) if len(record.runs) > 1 else None
+    others = iter(hues(len(record.runs)))
+    return [BASELINE if run is base else next(others) for run in record.runs]

@@ -15,7 +15,7 @@ from gossamer.bench.report.charts import Axis, BarChart, LineChart
 from gossamer.bench.report.grid import Grid
 from gossamer.bench.report.page import embed
 from gossamer.bench.report.pages import PAGE, asset, filled
-from gossamer.bench.report.palette import HUES, INK, MARKS, PARTS, Style
+from gossamer.bench.report.palette import INK, MARKS, PARTS, Style, hues
 from gossamer.core import files
 from gossamer.planning.plan import TrainingPlan
 from gossamer.planning.rates import TIE
@@ -36,10 +36,8 @@ CURVE = LineChart(
     "plan-rates",
     "A step over the link's rate",
     "Rings mark where a recipe begins to pay, or ceases to: it is faster than the first baseline by over 5 %.",
-    Axis("rate of a link", "rate", True),
-    Axis("seconds a step", "seconds", True),
-    [],
-    marks=False,
+    Axis("rate of a link", "rate", log=True),
+    Axis("seconds a step", "seconds", log=True),
 )
 
 
@@ -67,13 +65,8 @@ def write_html(plan: TrainingPlan, grid: Grid, path: Path, force: bool = False) 
 
 def styles(grid: Grid) -> list[Style]:
     """Baselines have no hue."""
-    count = len(grid.baselines)
-    based = [Style(INK, MARKS[i % len(MARKS)], True) for i in range(count)]
-    hues = [
-        Style(HUES[i % len(HUES)], MARKS[(i + i // len(HUES)) % len(MARKS)], False)
-        for i in range(len(grid.seconds) - count)
-    ]
-    return [*based, *hues]
+    based = [Style(INK, MARKS[i % len(MARKS)], True) for i in range(len(grid.baselines))]
+    return [*based, *hues(len(grid.seconds) - len(based))]
 
 
 def data(plan: TrainingPlan, grid: Grid) -> dict[str, Any]:
@@ -120,12 +113,8 @@ def _often_best(grid: Grid, names: Sequence[str]) -> list[int]:
 
 def _cells(grid: Grid, name: str) -> list[str]:
     """A step, what of it is the recipe's work, and what is the network's; a step of no seconds cannot run there."""
-    cells = grid.seconds[name]
-    return [
-        coded(0.0 if cell is None else cell.step for cell in cells),
-        coded(0.0 if cell is None else cell.work for cell in cells),
-        coded(0.0 if cell is None else cell.network for cell in cells),
-    ]
+    parts = [(0.0, 0.0, 0.0) if s is None else (s.step, s.work, s.network) for s in grid.seconds[name]]
+    return [coded(column) for column in zip(*parts, strict=True)]
 
 
 def coded(seconds: Iterable[float]) -> str:

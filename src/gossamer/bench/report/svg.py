@@ -24,6 +24,9 @@ UNITS = {
 }
 
 
+XY = tuple[float, float]
+
+
 class Scale(NamedTuple):
     """Values of an axis to places on paper."""
 
@@ -64,13 +67,13 @@ def _frame(chart: LineChart, x: Scale, y: Scale) -> list[str]:
     left, right, bottom = x.start, x.end, y.start
     out = [_text(4, 13, _named(chart.y)), _text(right, HEIGHT - 6, _named(chart.x), "end")]
     for v, text in ticks(y, chart.y, 7):
-        out += [_line(left, y.at(v), right, y.at(v), HAIR), _text(left - 7, y.at(v) + 4, text, "end")]
+        out += [_line((left, y.at(v)), (right, y.at(v)), HAIR), _text(left - 7, y.at(v) + 4, text, "end")]
     for v, text in ticks(x, chart.x):
-        out += [_line(x.at(v), bottom, x.at(v), bottom + 4, SOFT), _text(x.at(v), bottom + 17, text, "middle")]
-    out.append(_line(left, bottom, right, bottom, SOFT))
+        out += [_line((x.at(v), bottom), (x.at(v), bottom + 4), SOFT), _text(x.at(v), bottom + 17, text, "middle")]
+    out.append(_line((left, bottom), (right, bottom), SOFT))
     if chart.target and y.low <= chart.target.value <= y.high:
         at = y.at(chart.target.value)
-        out.append(_line(left, at, right, at, SOFT, "2 3"))
+        out.append(_line((left, at), (right, at), SOFT, "2 3"))
         out.append(_text(right, at + (12 if chart.target.below else -5), chart.target.label, "end"))
     return out
 
@@ -89,7 +92,7 @@ def bars(chart: BarChart, names: list[str]) -> str:
     x = Scale(0.0, most, left, WIDTH - 58.0)
     out: list[str] = []
     for v, text in ticks(x, Axis("", "seconds", False)):
-        out += [_line(x.at(v), top, x.at(v), bottom, HAIR), _text(x.at(v), bottom + 15, text, "middle")]
+        out += [_line((x.at(v), top), (x.at(v), bottom), HAIR), _text(x.at(v), bottom + 15, text, "middle")]
     fills = [PARTS[k].light for k in range(len(chart.parts))]
     keys = list(zip(chart.parts, fills, strict=True))
     if any(not row.parts for row in chart.rows):
@@ -108,7 +111,7 @@ def _bar(row: Bar, name: str, x: Scale, y: float) -> list[str]:
         done += part
     if not row.parts:
         out.append(_rect(x.start, y, x.at(row.total) - x.start, 14, UNSPLIT))
-    out.append(_line(x.at(row.total), y - 3, x.at(row.total), y + 17, INK, width=1.8))
+    out.append(_line((x.at(row.total), y - 3), (x.at(row.total), y + 17), INK, width=1.8))
     return [*out, _text(x.at(max(done, row.total)) + 7, y + 11, seconds(row.total), "start", INK)]
 
 
@@ -168,11 +171,9 @@ def _scales(
     below, above = (2, 1) if chart.target and chart.target.below else (1, 2) if chart.target else (1, 1)
     room = (max(ys) - min(ys) or abs(max(ys)) or 1.0) * 0.05
     low, high = min(ys) - below * room, max(ys) + above * room
-    y = (
-        (min(ys) / 1.08**below, max(ys) * 1.08**above)
-        if chart.y.log
-        else (max(0.0, low) if min(ys) >= 0 else low, high)
-    )
+    if min(ys) >= 0:
+        low = max(0.0, low)
+    y = (min(ys) / 1.08**below, max(ys) * 1.08**above) if chart.y.log else (low, high)
     x = (min(xs) if chart.x.log else min(0.0, *xs), max(xs))
     return Scale(*x, *across, chart.x.log), Scale(*y, *up, chart.y.log)
 
@@ -192,7 +193,7 @@ def _series(series: Series, style: Style, x: Scale, y: Scale, marks: bool) -> st
     return out
 
 
-def _path(points: list[tuple[float, float]], style: Style, width: float, opacity: float, dash: bool = True) -> str:
+def _path(points: list[XY], style: Style, width: float, opacity: float, dash: bool = True) -> str:
     d = "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
     dashed = ' stroke-dasharray="6 4"' if style.dashed and dash else ""
     return (
@@ -200,7 +201,7 @@ def _path(points: list[tuple[float, float]], style: Style, width: float, opacity
     )
 
 
-def _key(at: tuple[float, float], name: str, style: Style) -> str:
+def _key(at: XY, name: str, style: Style) -> str:
     x, y = at
     mark = (
         f'<path d="{style.mark}" fill="{style.colour.light}" transform="translate({x + 10:.1f} {y - 4}) scale(.75)"/>'
@@ -208,9 +209,10 @@ def _key(at: tuple[float, float], name: str, style: Style) -> str:
     return _path([(x, y - 4), (x + 20, y - 4)], style, 1.8, 1.0) + mark + _text(x + 26, y, name, "start", INK)
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "", width: float = 1) -> str:
+def _line(start: XY, end: XY, colour: str, dash: str = "", width: float = 1) -> str:
     dashed = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'<path d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}" stroke="{colour}" stroke-width="{width}"{dashed}/>'
+    way = f"M{start[0]:.1f} {start[1]:.1f}L{end[0]:.1f} {end[1]:.1f}"
+    return f'<path d="{way}" stroke="{colour}" stroke-width="{width}"{dashed}/>'
 
 
 def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 from gossamer.bench.record import Record, Run
-from gossamer.bench.tune.ranking import student
+from gossamer.bench.tune.ranking import Gap, gap_of
 
 # A second run of the same command on the same machine was seen to move a recipe's time by as much.
 FLOOR = 0.05
@@ -97,8 +97,8 @@ def ratio(mine: Sequence[Arrival], others: Sequence[Arrival]) -> Ratio | None:
     if not mine or len(mine) != len(others) or not all(o.seconds > 0 and m.seconds > 0 for m, o in zip(mine, others)):
         return None
     logs = [math.log(m.seconds / o.seconds) for m, o in zip(mine, others, strict=True)]
-    half = student(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else 0.0
-    return Ratio(*(math.exp(fmean(logs) + d) for d in (0.0, -half, half)))
+    gap = gap_of(logs) if len(logs) > 1 else Gap(logs[0], logs[0], logs[0])
+    return Ratio(math.exp(gap.mean), math.exp(gap.low), math.exp(gap.high))
 
 
 def bounds(times: Sequence[float]) -> tuple[float, float] | None:
@@ -109,8 +109,8 @@ def bounds(times: Sequence[float]) -> tuple[float, float] | None:
     """
     if len(times) < 2:
         return None
-    half = student(len(times) - 1) * stdev(times) / math.sqrt(len(times))
-    return max(0.0, fmean(times) - half), fmean(times) + half
+    gap = gap_of(times)
+    return max(0.0, gap.low), gap.high
 
 
 def tied(mine: Sequence[Arrival], first: Sequence[Arrival], doubts: tuple[float, float]) -> bool:

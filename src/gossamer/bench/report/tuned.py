@@ -3,22 +3,17 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from markupsafe import Markup
 
 from gossamer.bench.report import formatting
 from gossamer.bench.report.formatting import listed, quality
+from gossamer.bench.report.headline import Headline
 from gossamer.bench.report.pages import PAGE, filled
-from gossamer.bench.report.palette import HUES, INK, MARKS, Style
+from gossamer.bench.report.palette import BASELINE, Style, hues
 from gossamer.bench.report.scatter import Point, scatter
 from gossamer.bench.tune import Ranked, Trial, Tuning, at_an_end, ranking
 from gossamer.core import files
-
-
-class TuneHeadline(NamedTuple):
-    title: str
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -121,21 +116,21 @@ def _notes(tuning: Tuning, rows: list[CandidateRow]) -> list[str]:
     return notes
 
 
-def headline(study: SearchStudy) -> TuneHeadline:
+def headline(study: SearchStudy) -> Headline:
     """Who is best, as far as the seeds can tell."""
     tuning, metric = study.tuning, quality(study.tuning.metric)
     judged = [r for r in study.rows if r.mean is not None]
     if not judged:
         title = "Nothing was judged on another seed." if tuning.trials else "No trial has ended."
-        return TuneHeadline(title, "")
+        return Headline(title, "")
     tied = [r.name for r in judged if r.standing.tied]
     number = CandidateRow.number(judged[0].mean)
     seeds = min(len(r.standing.judged) for r in judged)
     effort = f"{_count(tuning.trials_each, 'trial')} each and {_count(seeds, 'other seed')}"
     if len(tied) > 1:
         title = f"{listed(tied)}: no difference in {metric} that {effort} can show."
-        return TuneHeadline(title, f"{judged[0].name} had {number}.")
-    return TuneHeadline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", "")
+        return Headline(title, f"{judged[0].name} had {number}.")
+    return Headline(f"{judged[0].name} was best: {metric} {number}, by {effort}.", "")
 
 
 def _count(n: int, thing: str) -> str:
@@ -144,22 +139,12 @@ def _count(n: int, thing: str) -> str:
 
 def styles(tuning: Tuning) -> list[Style]:
     """The baseline has no hue, as in a comparison."""
-    hues = [
-        Style(HUES[i % len(HUES)], MARKS[(i + i // len(HUES)) % len(MARKS)], False)
-        for i in range(len(tuning.contenders))
-    ]
-    return [Style(INK, MARKS[0], True), *hues][: len(tuning.contenders)]
+    return [BASELINE, *hues(len(tuning.contenders))][: len(tuning.contenders)]
 
 
 def points(study: SearchStudy) -> list[Point]:
     return [
-        Point(
-            row.index,
-            t.lr,
-            t.quality,
-            t is row.best,
-            f"{row.name}, trial {t.number + 1}: {formatting.number(t.quality, 4)}",
-        )
+        Point(row.index, t.lr, t.quality, t is row.best, f"{row.name}, trial {t.number + 1}: {row.number(t.quality)}")
         for row in study.rows
         for t in row.trials
         if t.outcome == "ok"

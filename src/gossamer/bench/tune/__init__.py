@@ -7,11 +7,10 @@
 ([2, 2], True)
 """
 
-from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.ranking import Ranked, at_an_end, ranking
 from gossamer.bench.tune.record import Candidate, Trial, Tuning, is_tuning
 from gossamer.bench.tune.search import Search, SearchPlan
-from gossamer.bench.tune.space import SearchOverride
+from gossamer.bench.tune.space import SearchOverride, TuningError
 
 __all__ = [
     "Candidate",

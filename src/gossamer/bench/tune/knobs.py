@@ -16,9 +16,8 @@ from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
 from gossamer.schedules import EveryStep
 
-Path = tuple[
-    str | int, ...
-]  # from a recipe down to an argument: ("exchange", "codec", "ratio"), ("rules", 0, "exchange", ...)
+# From a recipe down to an argument: ("exchange", "codec", "ratio"), ("rules", 0, "exchange", ...).
+Path = tuple[str | int, ...]
 Settings = Mapping[str, Any]  # values by the names of knobs
 LR = "lr"
 RATES = LogRange(0.125, 4.0)

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.knobs import LR, Settings, turned
-from gossamer.bench.tune.space import Space
+from gossamer.bench.tune.space import Space, TuningError
 from gossamer.core.errors import RecipeError
 from gossamer.core.text import shown
 from gossamer.recipe import Recipe

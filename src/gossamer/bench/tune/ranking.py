@@ -6,6 +6,7 @@ all recipes, and compared seed by seed: same model, same batches. Two bounds hol
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
@@ -51,7 +52,9 @@ def ranking(tuning: Tuning) -> list[Ranked]:
     """The best mean first; recipes without one last."""
     bests = [(c, tuning.best(c.name)) for c in tuning.contenders]
     rows = [(c, best, tuning.judged(best) if best else {}) for c, best in bests]
-    leader = min((j for *_, j in rows if _mean(j) is not None), key=lambda j: _key(tuning, j), default={})
+    leader = min(
+        (j for *_, j in rows if _mean(j) is not None), key=lambda j: tuning.sign() * (_mean(j) or 0.0), default={}
+    )
     base = rows[0][2] if rows else {}
     out = [_standing(tuning, c, best, judged, base, leader) for c, best, judged in rows]
     return sorted(out, key=lambda s: (s.mean is None, tuning.sign() * (s.mean or 0.0)))
@@ -94,8 +97,9 @@ def _gap(tuning: Tuning, judged: dict[int, Trial], other: dict[int, Trial]) -> G
     return gap_of(apart) if len(apart) > 1 else None
 
 
-def gap_of(apart: list[float]) -> Gap:
-    """
+def gap_of(apart: Sequence[float]) -> Gap:
+    """The mean of two or more differences, and its bounds.
+
     >>> gap_of([0.1, 0.2, 0.3]).shown, gap_of([-0.1, 0.1, 0.05]).shown
     (True, False)
     """
@@ -112,10 +116,6 @@ def _mean(judged: dict[int, Trial]) -> float | None:
     if not judged or any(t.outcome != "ok" for t in judged.values()):
         return None
     return fmean(t.quality for t in judged.values())
-
-
-def _key(tuning: Tuning, judged: dict[int, Trial]) -> float:
-    return tuning.sign() * (_mean(judged) or 0.0)
 
 
 def at_an_end(contender: Candidate, best: Trial) -> str:

@@ -1,7 +1,6 @@
 """What a search leaves behind: one JSON file that `tune` writes after every trial, and `report` reads."""
 
 import json
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -99,7 +98,7 @@ class Tuning:
 
     def write(self, path: Path) -> None:
         """Over nothing but an earlier record; all of it or nothing."""
-        files.write(path, json.dumps(record.AUTHOR | _finite(asdict(self)), allow_nan=False), record.RECORD)
+        files.write(path, json.dumps(record.AUTHOR | record.finite(asdict(self)), allow_nan=False), record.RECORD)
 
     @staticmethod
     def read(path: Path) -> "Tuning":
@@ -129,12 +128,3 @@ def is_tuning(path: Path) -> bool:
 
 def _numbers(table: dict[str, Any], *names: str) -> dict[str, float]:
     return {name: record.number(table[name]) for name in names}
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no NaN: the quality of a trial that diverged is null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_finite(v) for v in value]
-    return {k: _finite(v) for k, v in value.items()} if isinstance(value, dict) else value

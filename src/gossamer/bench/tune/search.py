@@ -2,22 +2,17 @@
 
 import gc
 import math
-import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import perf_counter
 from typing import Any
 
-import torch
-
-import gossamer
-from gossamer.bench.tune.errors import TuningError
+from gossamer.bench.record import machine, versions
 from gossamer.bench.tune.knobs import at_rate
 from gossamer.bench.tune.points import Setting, settings
 from gossamer.bench.tune.record import Candidate, Trial, Tuning
-from gossamer.bench.tune.space import SearchOverride, Space, check, space
+from gossamer.bench.tune.space import SearchOverride, Space, TuningError, check, space
 from gossamer.bench.tune.training import Length, Result, parameters_of, run
 from gossamer.bench.workloads import Workload, get
 from gossamer.core.errors import GossamerError
@@ -98,8 +93,8 @@ class Search:
                 Candidate(name, repr(found.recipe), {k.name: str(k.values) for k in found.knobs}, found.held)
                 for name, (found, _) in self.plans.items()
             ],
-            versions=_versions(),
-            machine=f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+            versions=versions(),
+            machine=machine(),
         )
 
     def resume(self, earlier: Tuning) -> None:
@@ -181,7 +176,3 @@ def _told(value: Any) -> str:
     if isinstance(value, list):
         return shown([v.recipe if isinstance(v, Candidate) else v for v in value])
     return shown(value)
-
-
-def _versions() -> dict[str, str]:
-    return {"gossamer": gossamer.__version__, "python": platform.python_version(), "torch": torch.__version__}

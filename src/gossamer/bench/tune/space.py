@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gossamer.bench.tune.errors import TuningError
 from gossamer.bench.tune.knobs import Knob, costs_bytes, knobs, turned
-from gossamer.core.errors import RecipeError
+from gossamer.core.errors import GossamerError, RecipeError
 from gossamer.core.parts import matches, nearest
 from gossamer.core.ranges import Choice, LogRange, Range, Values
 from gossamer.core.text import shown
@@ -19,6 +18,10 @@ from gossamer.recipe import Recipe
 COSTS = "it costs bytes: give a --budget of them, or ask for it with --knob"
 WORDS = {"True": True, "False": False, "None": None}
 FACTORS = 10.0  # a range that is asked for and is as wide as this is searched by factors
+
+
+class TuningError(GossamerError, ValueError):
+    """A search that cannot be made as it was asked for."""
 
 
 @dataclass

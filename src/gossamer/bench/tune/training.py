@@ -72,8 +72,9 @@ def run(workload: Workload, recipe: Recipe, lr: float, steps: int, ranks: int) -
     except Diverged as error:
         return Result(len(crew[0].losses), math.nan, math.nan, 0, str(error))
     quality = judge(workload, crew)
+    loss = fmean(loss for replica in crew for loss in replica.losses[-TAIL:])
     why = "" if math.isfinite(quality) else "the held-out quality is not finite"
-    return Result(steps, quality, _last_loss(crew), round(sent / ranks), why)
+    return Result(steps, quality, loss, round(sent / ranks), why)
 
 
 def crew_of(workload: Workload, recipe: Recipe, lr: float, ranks: int) -> list[Replica]:
@@ -110,7 +111,3 @@ def judge(workload: Workload, crew: list[Replica]) -> float:
     if all(torch.equal(a, b) for other in kept[1:] for a, b in zip(kept[0], other, strict=True)):
         return workload.evaluate(crew[0].model)
     return fmean(workload.evaluate(r.model) for r in crew)
-
-
-def _last_loss(crew: list[Replica]) -> float:
-    return fmean(loss for r in crew for loss in r.losses[-TAIL:])

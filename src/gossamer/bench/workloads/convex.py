@@ -1,5 +1,7 @@
 """Two convex problems in float64 whose optimum is known: here a method's error is its own, and not the model's."""
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, final
 
@@ -30,12 +32,10 @@ def _draw(seed: int, spread: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return inputs, (inputs * truth[source]).sum(1), normal(ROWS), source
 
 
-@final
-@workload("ridge")
-class Ridge(Workload):
-    """Least squares with a penalty. Judged on the training objective itself: there is nothing to generalise to."""
+@dataclass(frozen=True, kw_only=True)
+class Convex(Workload):
+    """A linear model and a penalty. Judged on the training objective itself: there is nothing to generalise to."""
 
-    summary: ClassVar[str] = "ridge regression, 32 parameters, known optimum, no download"
     metric: ClassVar[str] = "excess loss over the optimum"
     lower_is_better: ClassVar[bool] = True
     group: ClassVar[str] = "source"
@@ -43,53 +43,76 @@ class Ridge(Workload):
     batch_size: int = 32
     spread: float = 1.0  # how much the sources differ; 0: not at all
 
-    def load(self) -> Data:
-        inputs, answers, noise, source = _draw(self.seed, self.spread)
-        rows = (inputs, answers + 0.1 * noise)
-        return Data(rows, rows, source)
+    @abstractmethod
+    def targets(self, answers: Tensor, noise: Tensor) -> Tensor:
+        """What the model has to say of each row."""
+
+    @abstractmethod
+    def solved(self) -> Tensor:
+        """The best weights."""
+
+    @abstractmethod
+    def misfit(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss without the penalty."""
 
     @cached_property
     def optimum(self) -> Tensor:
-        """The best weights, in closed form."""
-        inputs, answers = self.data.train
-        return torch.linalg.solve(inputs.T @ inputs / ROWS + PENALTY * _identity(), inputs.T @ answers / ROWS)
+        return self.solved()
+
+    def load(self) -> Data:
+        inputs, answers, noise, source = _draw(self.seed, self.spread)
+        rows = (inputs, self.targets(answers, noise))
+        return Data(rows, rows, source)
 
     def network(self) -> nn.Module:
         return nn.Linear(WIDTH, 1, bias=False, dtype=torch.float64)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.02)
-
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, answers = batch
-        return (model(inputs).squeeze(-1) - answers).square().mean() / 2 + _penalty(model)
+        inputs, targets = batch
+        penalty = PENALTY / 2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
+        return self.misfit(model(inputs).squeeze(-1), targets) + penalty
 
     def evaluate(self, model: nn.Module) -> float:
         with quality.judging(model):
-            return float(self.loss(model, self.data.held) - self.loss(_linear(self.optimum), self.data.held))
+            best = nn.Linear(WIDTH, 1, bias=False, dtype=torch.float64)
+            best.weight.copy_(self.optimum)
+            return float(self.loss(model, self.data.held) - self.loss(best, self.data.held))
+
+
+@final
+@workload("ridge")
+class Ridge(Convex):
+    """Least squares with a penalty."""
+
+    summary: ClassVar[str] = "ridge regression, 32 parameters, known optimum, no download"
+
+    def targets(self, answers: Tensor, noise: Tensor) -> Tensor:
+        return answers + 0.1 * noise
+
+    def solved(self) -> Tensor:
+        """In closed form."""
+        inputs, answers = self.data.train
+        return torch.linalg.solve(inputs.T @ inputs / ROWS + PENALTY * _identity(), inputs.T @ answers / ROWS)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.02)
+
+    def misfit(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().mean() / 2
 
 
 @final
 @workload("logistic")
-class Logistic(Workload):
-    """Two classes and a penalty. Judged on the training objective itself: there is nothing to generalise to."""
+class Logistic(Convex):
+    """Two classes and a penalty."""
 
     summary: ClassVar[str] = "logistic regression, 32 parameters, known optimum, no download"
-    metric: ClassVar[str] = "excess loss over the optimum"
-    lower_is_better: ClassVar[bool] = True
-    group: ClassVar[str] = "source"
 
-    batch_size: int = 32
-    spread: float = 1.0  # how much the sources differ; 0: not at all
+    def targets(self, answers: Tensor, noise: Tensor) -> Tensor:
+        return (answers + noise > 0).double()
 
-    def load(self) -> Data:
-        inputs, answers, noise, source = _draw(self.seed, self.spread)
-        rows = (inputs, (answers + noise > 0).double())
-        return Data(rows, rows, source)
-
-    @cached_property
-    def optimum(self) -> Tensor:
-        """The best weights, by Newton's method: it stops gaining digits after about eight steps."""
+    def solved(self) -> Tensor:
+        """By Newton's method: it stops gaining digits after about eight steps."""
         inputs, classes = self.data.train
         weights = torch.zeros(WIDTH, dtype=torch.float64)
         for _ in range(20):
@@ -99,32 +122,12 @@ class Logistic(Workload):
             weights = weights - torch.linalg.solve(curve, slope)
         return weights
 
-    def network(self) -> nn.Module:
-        return nn.Linear(WIDTH, 1, bias=False, dtype=torch.float64)
-
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        inputs, classes = batch
-        scores = model(inputs).squeeze(-1)
-        return nn.functional.binary_cross_entropy_with_logits(scores, classes) + _penalty(model)
-
-    def evaluate(self, model: nn.Module) -> float:
-        with quality.judging(model):
-            return float(self.loss(model, self.data.held) - self.loss(_linear(self.optimum), self.data.held))
+    def misfit(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs, targets)
 
 
 def _identity() -> Tensor:
     return torch.eye(WIDTH, dtype=torch.float64)
-
-
-def _penalty(model: nn.Module) -> Tensor:
-    return PENALTY / 2 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
-
-
-def _linear(weights: Tensor) -> nn.Module:
-    model = nn.Linear(WIDTH, 1, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        model.weight.copy_(weights)
-    return model

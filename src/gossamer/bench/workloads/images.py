@@ -2,6 +2,7 @@
 
 import gzip
 import tarfile
+from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
@@ -10,25 +11,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gossamer.bench.workloads import cache, quality
-from gossamer.bench.workloads.contract import Workload, workload
+from gossamer.bench.workloads import cache
+from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError, WorkloadError
 from gossamer.bench.workloads.packages import deb, member, wheel
-from gossamer.bench.workloads.shards import Batch, Data
+from gossamer.bench.workloads.quality import Classifier
+from gossamer.bench.workloads.shards import Data
 from gossamer.bench.workloads.vision import Cnn, ResNet20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images(Classifier):
+    """Their groups are their labels."""
+
+    group: ClassVar[str] = "label"
+
+    batch_size: int = 16
 
 
 @final
 @workload("digits")
-class Digits(Workload):
+class Digits(Images):
     """1,797 handwritten digits of 8 x 8 pixels: done in seconds."""
 
     summary: ClassVar[str] = "digits, two-layer perceptron, 4.8 k parameters, 9 MB download"
-    metric: ClassVar[str] = "held-out accuracy"
-    lower_is_better: ClassVar[bool] = False
-    group: ClassVar[str] = "label"
-
-    batch_size: int = 16
 
     def load(self) -> Data:
         rows = torch.from_numpy(cache.arrays("digits-1", _digits)["rows"].astype(np.int64))
@@ -42,24 +48,13 @@ class Digits(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.accuracy(model, self.data.held)
-
 
 @final
 @workload("fashion")
-class Fashion(Workload):
+class Fashion(Images):
     """Fashion-MNIST, 60,000 images, judged on the first 2,000 of its test set."""
 
     summary: ClassVar[str] = "Fashion-MNIST, small CNN, 0.2 M parameters, 31 MB download (Debian)"
-    metric: ClassVar[str] = "held-out accuracy"
-    lower_is_better: ClassVar[bool] = False
-    group: ClassVar[str] = "label"
-
-    batch_size: int = 16
 
     def load(self) -> Data:
         return _fashion(2000)
@@ -70,28 +65,20 @@ class Fashion(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(_pixels(batch[0])), batch[1])
-
-    def evaluate(self, model: nn.Module) -> float:
-        images, labels = self.data.held
-        return quality.accuracy(model, (_pixels(images), labels))
+    def inputs(self, raw: Tensor) -> Tensor:
+        return _pixels(raw)
 
 
 @final
 @workload("fashion-resnet")
-class FashionResNet(Workload):
+class FashionResNet(Images):
     """Fashion-MNIST in the shape of CIFAR-10, judged on the first 500 of its test set.
 
     With `norm="batch"` the model has buffers, which ranks must agree on; with `norm="group"` it has none.
     """
 
     summary: ClassVar[str] = "Fashion-MNIST as 32 x 32 x 3, ResNet-20, 0.27 M parameters, 31 MB download (Debian)"
-    metric: ClassVar[str] = "held-out accuracy"
-    lower_is_better: ClassVar[bool] = False
-    group: ClassVar[str] = "label"
 
-    batch_size: int = 16
     norm: str = "batch"
 
     def __post_init__(self) -> None:
@@ -108,17 +95,9 @@ class FashionResNet(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(_as_cifar(batch[0])), batch[1])
-
-    def evaluate(self, model: nn.Module) -> float:
-        images, labels = self.data.held
-        return quality.accuracy(model, (_as_cifar(images), labels))
-
-
-def _as_cifar(images: Tensor) -> Tensor:
-    """Grey 28 x 28 images as 32 x 32 with three equal channels: same shapes and gradient sizes as CIFAR-10."""
-    return _pixels(nn.functional.pad(images, (2, 2, 2, 2))).expand(-1, 3, -1, -1)
+    def inputs(self, raw: Tensor) -> Tensor:
+        """Grey 28 x 28 images as 32 x 32 with three equal channels: same shapes and gradient sizes as CIFAR-10."""
+        return _pixels(nn.functional.pad(raw, (2, 2, 2, 2))).expand(-1, 3, -1, -1)
 
 
 def _digits() -> cache.Arrays:

@@ -11,14 +11,15 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
-from gossamer.bench.workloads import cache, quality
-from gossamer.bench.workloads.contract import Workload, workload
+from gossamer.bench.workloads import cache
+from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError
 from gossamer.bench.workloads.pieces import BYTES, learn
+from gossamer.bench.workloads.quality import LanguageModel
 from gossamer.bench.workloads.recurrent import Recurrent
-from gossamer.bench.workloads.shards import Batch, Data
+from gossamer.bench.workloads.shards import Data
 from gossamer.bench.workloads.transformer import Transformer
 from gossamer.bench.workloads.windows import as_data, cut, is_held
 
@@ -34,16 +35,11 @@ SKIPPED = frozenset(
 
 @final
 @workload("lm")
-class PythonWords(Workload):
+class PythonWords(LanguageModel):
     """The yardstick: 5.8 million parameters, a vocabulary of 2,048 tokens, 32 tokens of context."""
 
     summary: ClassVar[str] = "language model of Python's own source code, 5.8 M parameters, no download"
-    metric: ClassVar[str] = "held-out loss (nats/token)"
-    lower_is_better: ClassVar[bool] = True
     group: ClassVar[str] = "file"
-
-    batch_size: int = 4
-    length: int = 32
 
     def load(self) -> Data:
         return _word_rows(self.length)
@@ -55,25 +51,14 @@ class PythonWords(Workload):
         # Adam at 1e-3 ends a little lower (4.69 against 4.77 after 100 steps), but magnifies what compression loses.
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(*batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.mean(model, self.data.held, partial(self.loss, model))
-
 
 @final
 @workload("lm-lstm")
-class PythonLstm(Workload):
+class PythonLstm(LanguageModel):
     """The yardstick's text through an LSTM: a quarter of its parameters, two thirds of them in tables of words."""
 
     summary: ClassVar[str] = "LSTM language model of Python's own source code, 1.6 M parameters, no download"
-    metric: ClassVar[str] = "held-out loss (nats/token)"
-    lower_is_better: ClassVar[bool] = True
     group: ClassVar[str] = "file"
-
-    batch_size: int = 4
-    length: int = 32
 
     def load(self) -> Data:
         return _word_rows(self.length)
@@ -85,24 +70,16 @@ class PythonLstm(Workload):
         # Half of it ends 0.16 nats higher after 100 steps, twice as much at the same, four times 0.17 higher.
         return torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(*batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.mean(model, self.data.held, partial(self.loss, model))
-
 
 @final
 @workload("lm-bytes")
-class PythonBytes(Workload):
+class PythonBytes(LanguageModel):
     """The smallest language model: bytes are the tokens, so there is no tokenizer."""
 
     summary: ClassVar[str] = "byte-level language model of Python's own source code, 0.9 M parameters, no download"
     metric: ClassVar[str] = "held-out loss (nats/byte)"
-    lower_is_better: ClassVar[bool] = True
     group: ClassVar[str] = "file"
 
-    batch_size: int = 4
     length: int = 64
 
     def load(self) -> Data:
@@ -113,12 +90,6 @@ class PythonBytes(Workload):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=2e-3)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(*batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.mean(model, self.data.held, partial(self.loss, model))
 
 
 def sources() -> list[tuple[str, Path]]:

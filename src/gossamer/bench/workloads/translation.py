@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast, final
 
 import numpy as np
@@ -25,12 +26,10 @@ HAS_BLEU = importlib.util.find_spec("sacrebleu") is not None
 METRIC = "BLEU (200 held-out sentences)" if HAS_BLEU else "held-out token accuracy (install sacrebleu for BLEU)"
 
 
-@final
-@workload("translate")
-class Translate(Workload):
-    """A small Transformer, on the 16,000 sentence pairs of 12 English words or fewer."""
+@dataclass(frozen=True, kw_only=True)
+class Translation(Workload):
+    """The 16,000 sentence pairs of 12 English words or fewer."""
 
-    summary: ClassVar[str] = "English to German, Transformer 2+2x128, 1.3 M parameters, 5 MB download (Debian)"
     metric: ClassVar[str] = METRIC
     lower_is_better: ClassVar[bool] = False
     group: ClassVar[str] = "module"
@@ -39,6 +38,23 @@ class Translate(Workload):
 
     def load(self) -> Data:
         return _data(_sentences())
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy of each next German token, given the English sentence and the German so far."""
+        source, target = (_trim(t) for t in batch)
+        scores = model(source, _shift(target))
+        return nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PAD)
+
+    def evaluate(self, model: nn.Module) -> float:
+        return _bleu(model, self.data.held) if HAS_BLEU else _accuracy(model, self.data.held)
+
+
+@final
+@workload("translate")
+class Translate(Translation):
+    """A small Transformer."""
+
+    summary: ClassVar[str] = "English to German, Transformer 2+2x128, 1.3 M parameters, 5 MB download (Debian)"
 
     def network(self) -> nn.Module:
         return TransformerTranslator(VOCABULARY)
@@ -46,46 +62,19 @@ class Translate(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=1e-3)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return _loss(model, batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return _bleu(model, self.data.held) if HAS_BLEU else _accuracy(model, self.data.held)
-
 
 @final
 @workload("translate-rnn")
-class TranslateRnn(Workload):
-    """Recurrent networks with attention, on the same sentences."""
+class TranslateRnn(Translation):
+    """Recurrent networks with attention."""
 
     summary: ClassVar[str] = "English to German, GRU with attention, 1.7 M parameters, 5 MB download (Debian)"
-    metric: ClassVar[str] = METRIC
-    lower_is_better: ClassVar[bool] = False
-    group: ClassVar[str] = "module"
-
-    batch_size: int = 8
-
-    def load(self) -> Data:
-        return _data(_sentences())
 
     def network(self) -> nn.Module:
         return RnnTranslator(VOCABULARY)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=2e-3)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return _loss(model, batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return _bleu(model, self.data.held) if HAS_BLEU else _accuracy(model, self.data.held)
-
-
-def _loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of each next German token, given the English sentence and the German so far."""
-    source, target = (_trim(t) for t in batch)
-    scores = model(source, _shift(target))
-    return nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten(), ignore_index=PAD)
 
 
 def _accuracy(model: nn.Module, held: Batch) -> float:

@@ -8,14 +8,15 @@ from typing import ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from gossamer.bench.workloads import cache, quality
-from gossamer.bench.workloads.contract import Workload, workload
+from gossamer.bench.workloads import cache
+from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError
 from gossamer.bench.workloads.packages import wheel
 from gossamer.bench.workloads.pieces import learn
-from gossamer.bench.workloads.shards import Batch, Data
+from gossamer.bench.workloads.quality import Classifier, LanguageModel
+from gossamer.bench.workloads.shards import Data
 from gossamer.bench.workloads.transformer import Transformer
 from gossamer.bench.workloads.windows import as_data, cut, is_held
 
@@ -32,15 +33,12 @@ class Article(NamedTuple):
 
 @final
 @workload("wiki-lm")
-class WikiLm(Workload):
+class WikiLm(LanguageModel):
     """The yardstick's network with twice its vocabulary and context, on prose."""
 
     summary: ClassVar[str] = "language model of Wikipedia leads, 6.9 M parameters, 5 MB download"
-    metric: ClassVar[str] = "held-out loss (nats/token)"
-    lower_is_better: ClassVar[bool] = True
     group: ClassVar[str] = "topic"
 
-    batch_size: int = 4
     length: int = 64
 
     def load(self) -> Data:
@@ -52,21 +50,13 @@ class WikiLm(Workload):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return model(*batch)
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.mean(model, self.data.held, partial(self.loss, model))
-
 
 @final
 @workload("wiki-topics")
-class WikiTopics(Workload):
+class WikiTopics(Classifier):
     """Word vectors, averaged: most of a gradient is zero, since a batch holds few of the words."""
 
     summary: ClassVar[str] = "topics of Wikipedia leads, bag of word vectors, 0.64 M parameters, 5 MB download"
-    metric: ClassVar[str] = "held-out accuracy"
-    lower_is_better: ClassVar[bool] = False
     group: ClassVar[str] = "topic"
 
     batch_size: int = 8
@@ -82,12 +72,6 @@ class WikiTopics(Workload):
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        return nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-    def evaluate(self, model: nn.Module) -> float:
-        return quality.accuracy(model, self.data.held)
 
 
 def _articles() -> list[Article]:

@@ -2,13 +2,12 @@
 
 import json
 import os
-import signal
 import subprocess
 from typing import NamedTuple, Protocol
 
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.bench.compare.gpu.check_spec import CheckSpec
-from gossamer.bench.compare.local import run_here
+from gossamer.bench.compare.local import ending, run_here
 from gossamer.bench.compare.parent_death import PARENT, program
 
 STARTING = 180.0  # seconds that a process may need before its first subject and after its last
@@ -39,11 +38,11 @@ class LocalRanks:
     def run(self, spec: CheckSpec) -> list[Reply]:
         lines = [list[str]() for _ in range(self.size)]
         try:
-            ending = run_here(self.size, _command(spec), lambda rank, line: lines[rank].append(line), _patience(spec))
+            exits = run_here(self.size, _command(spec), lambda rank, line: lines[rank].append(line), _patience(spec))
         except TimeoutError:
             return [Reply(said, f"was not done after {_patience(spec):g} seconds") for said in lines]
         missing = "was ended, since another rank had failed"
-        return [Reply(lines[r], in_words(ending.codes[r]) if r in ending.codes else missing) for r in range(self.size)]
+        return [Reply(lines[r], _ending(exits.codes[r]) if r in exits.codes else missing) for r in range(self.size)]
 
 
 class JoinedRanks:
@@ -74,7 +73,7 @@ class JoinedRanks:
             return Reply(_lines(late.output), f"was not done after {_patience(spec):g} seconds")
         except OSError as error:
             return Reply([], f"could not be started: {error.strerror}")
-        return Reply(_lines(done.stdout), in_words(done.returncode))
+        return Reply(_lines(done.stdout), _ending(done.returncode))
 
 
 def _command(spec: CheckSpec) -> list[str]:
@@ -89,15 +88,5 @@ def _lines(output: bytes | None) -> list[str]:
     return (output or b"").decode(errors="replace").splitlines()
 
 
-def in_words(code: int) -> str:
-    """Say how a process ended.
-
-    >>> in_words(0), in_words(1), in_words(-6)
-    ('', 'ended with code 1', 'was ended by SIGABRT')
-    """
-    if code >= 0:
-        return f"ended with code {code}" if code else ""
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
+def _ending(code: int) -> str:
+    return ending(code) if code else ""

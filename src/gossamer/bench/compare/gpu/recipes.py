@@ -28,13 +28,7 @@ from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
-SHORT = {
-    "epoch": 4,
-    "every": 2,
-    "freeze": 4,
-    "steps": 8,
-    "warmup": 4,
-}  # steps: short periods, so that a few steps cover them
+SHORT = {"epoch": 4, "every": 2, "freeze": 4, "steps": 8, "warmup": 4}  # so short that a few steps cover them
 BATCHES, BATCH, INPUTS = 64, 8, 32
 CLOSE = 0.01  # relative difference allowed between mean losses: sums in another order round differently
 MOST_WAITS = 2  # of the host for the GPU in a step: one for the finite check of the mean, one more in some recipes
@@ -56,9 +50,7 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     own = any("sends momentum" in part.traits for part in recipe.parts())
     own |= recipe.update is not None and (recipe.update.is_step or "fades" in recipe.memory.traits)
     own |= "own step" in recipe.schedule.traits
-    adam = (
-        recipe.update is not None and recipe.update.is_step
-    )  # its steps are as long as lr, however small the gradients
+    adam = recipe.update is not None and recipe.update.is_step  # its steps are as long as lr, whatever the gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 if adam else 0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
     losses = list[Tensor]()

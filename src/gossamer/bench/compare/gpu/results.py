@@ -22,7 +22,8 @@ class GpuResults(NamedTuple):
 
 def results_of(spec: CheckSpec, told: Sequence[Reply]) -> GpuResults:
     """Findings up to the first subject that ended a rank: later ones would be tried without that peer."""
-    events = {rank: _events(told[rank].lines) for rank in spec.ranks}
+    parts = {rank: [parsed(line)[1] for line in told[rank].lines] for rank in spec.ranks}
+    events = {rank: [event.what for event in said if event] for rank, said in parts.items()}
     reached = {rank: _last_begun(said) for rank, said in events.items()}
     if None in reached.values():
         return GpuResults(_none(spec, told, [rank for rank, at in reached.items() if at is None]), ())
@@ -57,11 +58,6 @@ def _death(told: Reply) -> str:
     own = [line for line in told.lines if line.strip() and parsed(line)[1] is None]
     said = f": {cut(own[-1].strip(), WORDS)}" if own else ""
     return f"its process {told.ending or 'ended without a message'}{said}"
-
-
-def _events(lines: Sequence[str]) -> Events:
-    """Events among the lines of a rank."""
-    return [event.what for line in lines if (event := parsed(line)[1]) is not None]
 
 
 def _last_begun(events: Events) -> str | None:

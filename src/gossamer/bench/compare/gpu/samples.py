@@ -67,6 +67,11 @@ def _both(plain: Calls, more: Calls) -> Calls:
     return lambda n: chain(plain(n), more(n))
 
 
+def _without_weight(accumulated: Calls) -> Calls:
+    """Those of decoding, which has no weight: the last argument of what accumulates."""
+    return lambda n: (args[:-1] for args in accumulated(n))
+
+
 def _by_segment(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         yield values(n), bounds
@@ -113,11 +118,6 @@ def _from_trits(n: int) -> Iterator[tuple[Any, ...]]:
         yield kernels.ternary_encode(x, bounds, scales, key), bounds, scales, values(n, 1), 0.3
 
 
-def _decoded_trits(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bounds, scales, out, _ in _from_trits(n):
-        yield wire, bounds, scales, out
-
-
 def _in_buckets(n: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
     """Three kinds for each length, since every kind and length is compiled anew; the lengths together take all."""
     kinds = [*zip((4, 1, 2, 3, 5, 6, 7, 8), (512, 100, 513, 64, 2**17, 7, 512, 2560), strict=True)]
@@ -146,11 +146,6 @@ def _from_codes(n: int) -> Iterator[tuple[Any, ...]]:
     for bits, bucket, x, norms in _in_buckets(n):
         wire = kernels.quantise_encode(x, bits, bucket, norms, KEY)
         yield wire, bits, bucket, norms, values(n, 1), 0.7
-
-
-def _decoded_codes(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bits, bucket, norms, out, _ in _from_codes(n):
-        yield wire, bits, bucket, norms, out
 
 
 def _by_chunks(n: int) -> Iterator[tuple[Any, ...]]:
@@ -187,11 +182,6 @@ def _from_small(n: int) -> Iterator[tuple[Any, ...]]:
         kernels.small_encode(x, form, steps, bucket, key, tops, wire)
         tops[-1:] = float("inf")
         yield wire, form, bucket, tops, values(n, 1), 0.7
-
-
-def _decoded_small(n: int) -> Iterator[tuple[Any, ...]]:
-    for *rest, out, _ in _from_small(n):
-        yield *rest, out
 
 
 def _to_rotated(n: int) -> Iterator[tuple[Any, ...]]:
@@ -239,11 +229,6 @@ def _from_signs(n: int) -> Iterator[tuple[Any, ...]]:
     for bounds in cuts(n):
         wire = torch.zeros(kernels.sign_bytes(n), dtype=torch.uint8)
         yield wire, bounds, kernels.sign_encode(values(n), bounds, 1, wire), values(n, 1), 0.1
-
-
-def _decoded_signs(n: int) -> Iterator[tuple[Any, ...]]:
-    for wire, bounds, scales, out, _ in _from_signs(n):
-        yield wire, bounds, scales, out
 
 
 def _chosen(n: int) -> Tensor:
@@ -338,18 +323,18 @@ CALLS: dict[str, Calls] = {
     "places_decode": _from_places,
     "places_encode": _to_places,
     "quantise_accumulate_each": _from_rows,
-    "quantise_decode": _both(_decoded_codes, _from_codes),
+    "quantise_decode": _both(_without_weight(_from_codes), _from_codes),
     "quantise_each": _by_chunks,
     "quantise_encode": _both(_to_codes, _by_magnitude),
     "scatter_add": _scatter,
-    "small_decode": _both(_decoded_small, _from_small),
+    "small_decode": _both(_without_weight(_from_small), _from_small),
     "small_encode": _to_small,
     "sparse_mean": _sparse_mean,
-    "sign_decode": _both(_decoded_signs, _from_signs),
+    "sign_decode": _both(_without_weight(_from_signs), _from_signs),
     "sign_encode": _to_signs,
     "sketch_encode": _to_sketch,
     "sketch_estimate": _from_sketch,
-    "ternary_decode": _both(_decoded_trits, _from_trits),
+    "ternary_decode": _both(_without_weight(_from_trits), _from_trits),
     "ternary_encode": _both(_to_trits, _clipped_trits),
     "ternary_levels": _to_levels,
     "topk": _topk,

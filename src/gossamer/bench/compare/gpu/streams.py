@@ -8,7 +8,7 @@ from torch import Tensor
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.compare.gpu.kernels import seconds
-from gossamer.core.verbs import Compute, Program
+from gossamer.core.verbs import Compute, Handle, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 
 NUMBERS = 1_000_003  # elements; large enough to be read before they are written, if streams are not ordered
@@ -72,9 +72,9 @@ def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dic
     x = torch.zeros(NUMBERS, device=device, dtype=torch.float32)
     busy()
     x.add_(1.0)
-    total = float(fabric.join(fabric.start(_copied(x))).double().sum())
-    fabric.close()
-    return _counted(total, "a comm thread read a tensor before the loop's stream had written it"), {}
+    return _told(
+        fabric, fabric.start(_copied(x)), "a comm thread read a tensor before the loop's stream had written it"
+    )
 
 
 def waits_for_comm_thread(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
@@ -86,9 +86,9 @@ def waits_for_comm_thread(sizes: Sizes, device: torch.device) -> tuple[str, dict
         busy()
         return x.add_(1.0)
 
-    total = float(fabric.join(fabric.start(_does(late))).double().sum())
-    fabric.close()
-    return _counted(total, "the loop's stream read a tensor before a comm thread had written it"), {}
+    return _told(
+        fabric, fabric.start(_does(late)), "the loop's stream read a tensor before a comm thread had written it"
+    )
 
 
 def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
@@ -98,14 +98,16 @@ def keeps_memory(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, flo
     handle = fabric.start(_late_copy(x, busy))
     del x
     others = [torch.full((NUMBERS,), 7.0, device=device, dtype=torch.float32) for _ in range(4)]
+    told = _told(fabric, handle, "a comm thread read memory that had been reused")
+    del others
+    return told
+
+
+def _told(fabric: TorchFabric, handle: Handle[Tensor], otherwise: str) -> tuple[str, dict[str, float]]:
+    """What is wrong if a tensor of ones does not come back, or nothing; the fabric is closed."""
     total = float(fabric.join(handle).double().sum())
     fabric.close()
-    del others
-    return _counted(total, "a comm thread read memory that had been reused"), {}
-
-
-def _counted(total: float, otherwise: str) -> str:
-    return "" if total == NUMBERS else f"{otherwise}: {total:g} where {NUMBERS} was right"
+    return "" if total == NUMBERS else f"{otherwise}: {total:g} where {NUMBERS} was right", {}
 
 
 def _does(do: Callable[[], Tensor]) -> Program[Tensor]:
