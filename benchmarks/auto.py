@@ -2,22 +2,36 @@
 
     python benchmarks/auto.py                       all settings, three runs each; goes on where it was cut off
     python benchmarks/auto.py --only 2x100-50mbit --runs 1 --steps 80
+    python benchmarks/auto.py --virtual --steps 4000
 
 Ranks are an emulated accelerator's: `lm` computes for the given milliseconds without using a processor. Prints a row for each
 setting: the mean step of each, its measuring included, and how far auto is from the best one allowed and from dense.
+
+`--virtual` does the same in virtual time, in a minute: `digits` on links that are slower by as much as it is smaller than `lm`.
+Encoding takes no time there, so it shows how auto chooses and what its measuring costs, and not which recipe pays.
 """
 
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
+from gossamer.bench import workloads
 from gossamer.bench.cli.output import RECORD
+from gossamer.bench.lab import parse_rate
 from gossamer.bench.record import Record
+from gossamer.costs import from_flags
+from gossamer.planning.measured_model import untrained
+from gossamer.planning.work import NoWork
+from gossamer.simulate import costs_on, replicas_of_one_body, train
 
 SHAPES = ((2, 100), (4, 300), (4, 600))  # hosts, and milliseconds that each computes for
 RATES = ("50mbit", "200mbit", "1gbit", "unshaped")
 RECIPES = ("allreduce", "auto", "bf16", "int8", "qsgd")
+UNSHAPED, LATENCY, BATCH = 5e9, 50e-6, 4  # bytes per second, seconds, and samples of a rank, in virtual time
 SETTINGS = {f"{hosts}x{ms}-{rate}": (hosts, ms, rate) for hosts, ms in SHAPES for rate in RATES}
 
 
@@ -45,6 +59,35 @@ def run(setting: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     return {one.name: one.steps[-1].seconds / one.steps[-1].step for one in runs}
 
 
+def run_virtual(setting: str, steps: int) -> dict[str, float]:
+    """Mean seconds a step of each recipe on the simulator's clock."""
+    hosts, ms, rate = SETTINGS[setting]
+    task = workloads.get("digits", batch_size=BATCH)
+    task.prepare()
+    bits, smaller = (
+        parse_rate(None if rate == "unshaped" else rate),
+        numel(task.model()) / numel(workloads.get("lm").model()),
+    )
+    cluster = from_flags(nodes=hosts, rate=UNSHAPED * smaller if bits is None else bits / 8 * smaller, latency=LATENCY)
+    model = replace(untrained(task.model(), ms / 1000, name="digits", memory_rate=cluster.memory_rate), on_cores=False)
+
+    def backward(net: nn.Module, rank: int, step: int) -> float:
+        loss = task.loss(net, task.batch(step - 1, rank, hosts))
+        loss.backward()
+        return loss.item()
+
+    def mean_step(recipe: str) -> float:
+        many = steps if recipe == "auto" else min(steps, 40)  # all steps of the others take as long
+        fleet = replicas_of_one_body(recipe, task.model, task.optimizer, hosts)
+        return train(fleet, backward, many, costs_on(cluster, recipe, model, NoWork())).seconds / many
+
+    return {recipe: mean_step(recipe) for recipe in RECIPES}
+
+
+def numel(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
 def row(setting: str, found: list[dict[str, float]]) -> str:
     mean = {name: sum(each[name] for each in found) / len(found) for name in RECIPES}
     best = min(mean[name] for name in RECIPES if name != "auto")
@@ -57,11 +100,15 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, nargs="*")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--virtual", action="store_true", help="on the simulator's clock")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-auto"))
     args = parser.parse_args()
     print(f"| setting | {' | '.join(RECIPES)} | auto above the best | above dense |")
     print("| --- " * (len(RECIPES) + 3) + "|")
     for setting in args.only or SETTINGS:
+        if args.virtual:
+            print(row(setting, [run_virtual(setting, args.steps)]), flush=True)
+            continue
         print(row(setting, [run(setting, seed, args.steps, args.out) for seed in range(args.runs)]), flush=True)
 
 
