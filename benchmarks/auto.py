@@ -64,10 +64,8 @@ def run_virtual(setting: str, steps: int) -> dict[str, float]:
     hosts, ms, rate = SETTINGS[setting]
     task = workloads.get("digits", batch_size=BATCH)
     task.prepare()
-    bits, smaller = (
-        parse_rate(None if rate == "unshaped" else rate),
-        numel(task.model()) / numel(workloads.get("lm").model()),
-    )
+    smaller = numel(task.model()) / numel(workloads.get("lm").model())
+    bits = parse_rate(rate)
     cluster = from_flags(nodes=hosts, rate=UNSHAPED * smaller if bits is None else bits / 8 * smaller, latency=LATENCY)
     model = replace(untrained(task.model(), ms / 1000, name="digits", memory_rate=cluster.memory_rate), on_cores=False)
 

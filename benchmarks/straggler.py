@@ -32,7 +32,7 @@ from gossamer.planning.measured_model import untrained
 from gossamer.planning.plan import prepare
 from gossamer.planning.work import NoWork
 
-TURNS = 5
+WARM = 2  # steps of a turn before its time is taken: ranks check their set-ups, and kernels are loaded
 LATENCY = 50e-6  # of a message between processes of one machine
 
 
@@ -63,8 +63,10 @@ class Contender:
         forward = nn.parallel.DistributedDataParallel(self.model) if plain else self.model
         comm = None if plain else gossamer.attach(self.model, self.optimizer, self.kind)
         dist.barrier()
-        began, done, drawn = time.perf_counter(), 0, 0
-        while done < steps:
+        began, first, done, drawn = 0.0, 0, 0, 0
+        while done < WARM + steps:
+            if done >= WARM and not began:
+                began, first = time.perf_counter(), done
             drawn += 1
             self.optimizer.zero_grad()
             loss = forward(torch.randn(8, 64)).square().mean()
@@ -74,7 +76,7 @@ class Contender:
             self.optimizer.step()
             done = done + 1 if comm is None else comm.step
         paces = torch.zeros(dist.get_world_size(), dtype=torch.float64)
-        paces[dist.get_rank()] = (time.perf_counter() - began) / steps
+        paces[dist.get_rank()] = (time.perf_counter() - began) / (done - first)
         used = 1.0 if comm is None else sum(comm.acceptance or [1.0]) / len(comm.acceptance or [1.0])
         if comm is not None:
             comm.finish()  # where ranks count their own steps, those that are ahead answer the others meanwhile
@@ -107,6 +109,7 @@ def main() -> None:
     parser.add_argument("--slow", default="3:300")
     parser.add_argument("--spikes", default="all:300:0.05")
     parser.add_argument("--steps", type=int, default=40, help="in all turns of a contender and a disturbance")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--plan", action="store_true", help="beside what gossamer plan predicts")
     parser.add_argument("--rank", action="store_true", help="set by the program itself")
     args = parser.parse_args()
@@ -117,10 +120,10 @@ def main() -> None:
     contenders = [Contender(kind, args.compute / 1000) for kind in ["ddp", *args.recipes]]
     disturbances: dict[str, list[str]] = {"undisturbed": [], args.slow: [args.slow], args.spikes: [args.spikes]}
     seen: dict[tuple[str, str], list[Turn]] = {}
-    for _ in range(TURNS):
+    for _ in range(args.turns):
         for name, slow in disturbances.items():
             for contender in contenders:
-                outcome = contender.take_turn(slow, max(args.steps // TURNS, 2))
+                outcome = contender.take_turn(slow, max(args.steps // args.turns, 2))
                 seen.setdefault((contender.kind, name), []).append(outcome)
     if dist.get_rank() == 0:
         print(f"load {os.getloadavg()[0]:.1f}; computing {args.compute:g} ms")
