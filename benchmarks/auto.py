@@ -30,7 +30,7 @@ from gossamer.simulate import costs_on, replicas_of_one_body, train
 
 SHAPES = ((2, 100), (4, 300), (4, 600))  # hosts, and milliseconds that each computes for
 RATES = ("50mbit", "200mbit", "1gbit", "unshaped")
-RECIPES = ("allreduce", "auto", "bf16", "int8", "qsgd")
+RECIPES = ("allreduce", "auto", "bf16", "int8", "qsgd", "terngrad(last='qsgd')")  # dense, and what auto may choose
 UNSHAPED, LATENCY, BATCH = 5e9, 50e-6, 4  # bytes per second, seconds, and samples of a rank, in virtual time
 SETTINGS = {f"{hosts}x{ms}-{rate}": (hosts, ms, rate) for hosts, ms in SHAPES for rate in RATES}
 
