@@ -2,22 +2,38 @@
 
     python benchmarks/auto.py                       all settings, three runs each; goes on where it was cut off
     python benchmarks/auto.py --only 2x100-50mbit --runs 1 --steps 80
+    python benchmarks/auto.py --virtual --steps 4000
 
 Ranks are an emulated accelerator's: `lm` computes for the given milliseconds without using a processor. Prints a row for each
 setting: the mean step of each, its measuring included, and how far auto is from the best one allowed and from dense.
+
+`--virtual` does the same on the simulator's clock, with gradients of noise in place of `lm`'s. Encoding takes no time there, so
+it shows how auto chooses and what its measuring costs, and not which recipe pays.
 """
 
 import argparse
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import nn
+
+from gossamer.bench import workloads
 from gossamer.bench.cli.output import RECORD
+from gossamer.bench.lab import parse_rate
 from gossamer.bench.record import Record
+from gossamer.costs import from_flags
+from gossamer.planning.measured_model import untrained
+from gossamer.planning.work import NoWork
+from gossamer.simulate import costs_on, replicas_of_one_body, train
 
 SHAPES = ((2, 100), (4, 300), (4, 600))  # hosts, and milliseconds that each computes for
 RATES = ("50mbit", "200mbit", "1gbit", "unshaped")
-RECIPES = ("allreduce", "auto", "bf16", "int8", "qsgd")
+RECIPES = ("allreduce", "auto", "bf16", "int8", "qsgd", "terngrad(last='qsgd')")  # dense, and what auto may choose
+UNSHAPED, LATENCY = 5e9, 50e-6  # bytes per second, and seconds of a message, in virtual time
+FEW = 10  # steps of recipes that take as long at each of them, in virtual time
 SETTINGS = {f"{hosts}x{ms}-{rate}": (hosts, ms, rate) for hosts, ms in SHAPES for rate in RATES}
 
 
@@ -45,6 +61,27 @@ def run(setting: str, seed: int, steps: int, out: Path) -> dict[str, float]:
     return {one.name: one.steps[-1].seconds / one.steps[-1].step for one in runs}
 
 
+def run_virtual(setting: str, steps: int) -> dict[str, float]:
+    """Mean seconds a step of each recipe on the simulator's clock."""
+    hosts, ms, rate = SETTINGS[setting]
+    task, bits = workloads.get("lm"), parse_rate(rate)
+    cluster = from_flags(nodes=hosts, rate=UNSHAPED if bits is None else bits / 8, latency=LATENCY)
+    model = replace(untrained(task.model(), ms / 1000, name="lm", memory_rate=cluster.memory_rate), on_cores=False)
+    noise = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in model.shapes.values()]
+
+    def backward(net: nn.Module, rank: int, step: int) -> float:
+        for parameter, gradient in zip(net.parameters(), noise, strict=True):
+            parameter.grad = gradient.clone()
+        return 0.0
+
+    def mean_step(recipe: str) -> float:
+        many = steps if recipe == "auto" else min(steps, FEW)
+        fleet = replicas_of_one_body(recipe, task.model, task.optimizer, hosts)
+        return train(fleet, backward, many, costs_on(cluster, recipe, model, NoWork())).seconds / many
+
+    return {recipe: mean_step(recipe) for recipe in RECIPES}
+
+
 def row(setting: str, found: list[dict[str, float]]) -> str:
     mean = {name: sum(each[name] for each in found) / len(found) for name in RECIPES}
     best = min(mean[name] for name in RECIPES if name != "auto")
@@ -57,11 +94,15 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, nargs="*")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--virtual", action="store_true", help="on the simulator's clock")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-auto"))
     args = parser.parse_args()
     print(f"| setting | {' | '.join(RECIPES)} | auto above the best | above dense |")
     print("| --- " * (len(RECIPES) + 3) + "|")
     for setting in args.only or SETTINGS:
+        if args.virtual:
+            print(row(setting, [run_virtual(setting, args.steps)]), flush=True)
+            continue
         print(row(setting, [run(setting, seed, args.steps, args.out) for seed in range(args.runs)]), flush=True)
 
 

@@ -7,6 +7,9 @@ A cell is a number of hosts and the seconds of computing. Each recipe is measure
 in turns; what is planned sees the cluster's flags, the model and the processor's work measured here, and no recipe's step. The null model is bytes over rate, plus the step planned
 for an unlimited network, less what may overlap. Bars are those of the issue that asked for the planner; below the lab's own
 noise they are open.
+
+Beside them: how long the training loop stood still and how long all threads encoded and decoded, as planned and as rank 0's
+ledger says. What a plan calls work and network is what nothing hides, whoever does it.
 """
 
 import argparse
@@ -20,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-import gossamer.planning
+import gossamer
 from gossamer.bench import workloads
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.steps import StepRow, measure_steps
@@ -30,7 +33,8 @@ from gossamer.costs import from_flags
 from gossamer.planning.baselines import ddp
 from gossamer.planning.measured_model import measure
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.plan import prepare
+from gossamer.planning.plan import Prepared, prepare
+from gossamer.planning.replay import StartProgram
 from gossamer.planning.work import MeasuredWork
 
 RECIPES = (
@@ -55,6 +59,10 @@ class Cell:
     high: float
     planned_ddp: float
     measured_ddp: float
+    planned_wait: float
+    waited: float
+    planned_work: float
+    worked: float
 
     @property
     def error(self) -> float:
@@ -141,16 +149,25 @@ def measured(
             cell = Cell(
                 hosts, compute, rate, name, found.step, plans[name].null_seconds(cluster), row.step_ms / 1e3,
                 row.low_ms / 1e3, row.high_ms / 1e3, planned_ddp, rows["ddp"].step_ms / 1e3,
+                found.work + found.network, (row.waited_ms or 0.0) / 1e3, work_of_a_step(plans[name]), (row.coded_ms or 0.0) / 1e3,
             )  # fmt: skip
             print(
                 f"{hosts} hosts, {compute}, {rate:8s} {name:22s} planned {1e3 * cell.planned:7.0f} ms, measured "
                 f"{row.step_ms:7.0f} ({row.low_ms:.0f} to {row.high_ms:.0f}): {cell.error:+.1%}, of DDP {cell.ratio_error:+.1%}, "
-                f"null {cell.null_error:+.1%}",
+                f"null {cell.null_error:+.1%}; "
+                f"waits {1e3 * cell.planned_wait:.0f}, {1e3 * cell.waited:.0f}; works {1e3 * cell.planned_work:.0f}, {1e3 * cell.worked:.0f}",
                 flush=True,
             )
             out.append(cell)
         print(f"    ddp planned {1e3 * planned_ddp:.0f} ms, measured {rows['ddp'].step_ms:.0f}", flush=True)
     return out
+
+
+def work_of_a_step(plan: Prepared) -> float:
+    """Seconds in which a rank encodes and decodes, hidden or not."""
+    steps = plan.steps[plan.warm :]
+    pieces = [p for step in steps for action in step if isinstance(action, StartProgram) for p in action.pieces]
+    return sum(piece.work + piece.inside for piece in pieces) / len(steps)
 
 
 def steps_of(recipes: list[str], hosts: int, rate: str, compute: str, asked: argparse.Namespace) -> list[StepRow]:
@@ -176,6 +193,10 @@ def verdicts(cells: list[Cell]) -> None:
         print(
             f"  pairs that differ by over 10 %, in order: {ordered / pairs:.1%} of {pairs} (98 %): {word(ordered / pairs >= 0.98)}"
         )
+    beside = [(c.planned_wait, c.waited) for c in cells] + [(c.planned_work, c.worked) for c in cells]
+    for what, some in (("waiting", beside[: len(cells)]), ("encoding and decoding", beside[len(cells) :])):
+        near = sum(abs(a - b) <= max(0.2 * b, 0.01) for a, b in some)
+        print(f"  {what} within 20 % or 10 ms: {near} of {len(some)}")
     for rate in dict.fromkeys(cell.rate for cell in cells):
         ours = statistics.median(abs(c.error) for c in cells if c.rate == rate)
         null = statistics.median(abs(c.null_error) for c in cells if c.rate == rate)

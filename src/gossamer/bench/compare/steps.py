@@ -10,7 +10,7 @@ from gossamer.bench.compare.baselines import BASELINES, PERIOD
 from gossamer.bench.compare.events import OnEvent
 from gossamer.bench.compare.launch import launch
 from gossamer.bench.compare.plan import ComparePlan
-from gossamer.bench.record import Record, Run
+from gossamer.bench.record import Record, Run, Step
 from gossamer.recipe import Recipe
 
 WARM_UP = 2  # slices that compile kernels, check collectives between ranks, and let DDP regroup its buckets
@@ -41,6 +41,8 @@ class StepRow:
     exposed_ms: float | None = None  # what a step takes beyond computing alone, so what nothing hid
     processor_ms: float | None = None  # of a rank, all its threads together
     slow: str = ""  # ranks that slept, as RANK:MS
+    waited_ms: float | None = None  # of rank 0's training loop, for the network, in a mean step
+    coded_ms: float | None = None  # of rank 0, on whichever thread, in a mean step
 
 
 def measure_steps(plan: ComparePlan, turns: int, rate: str | None, hosts: int, on_event: OnEvent) -> list[StepRow]:
@@ -53,7 +55,7 @@ def measure_steps(plan: ComparePlan, turns: int, rate: str | None, hosts: int, o
         raise KeyboardInterrupt(code - 128)
     taken = {run.name: paces(run, chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in taken.items() if p}
-    return [_row(run, taken[run.name], medians, record, slow) for run in record.runs]
+    return [_row(run, taken[run.name], medians, record, slow, run.steps[WARM_UP * chunk :]) for run in record.runs]
 
 
 def paces(run: Run, chunk: int) -> list[float]:
@@ -79,7 +81,14 @@ def _period(kind: str) -> int:
     return int(getattr(schedule, "every", schedule.shape.period))
 
 
-def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Record, slow: Sequence[str]) -> StepRow:
+def _row(
+    run: Run,
+    taken: Sequence[float],
+    medians: dict[str, float],
+    record: Record,
+    slow: Sequence[str],
+    settled: Sequence[Step],
+) -> StepRow:
     median = medians.get(run.name, 0.0)
 
     def ratio(name: str) -> float | None:
@@ -105,7 +114,14 @@ def _row(run: Run, taken: Sequence[float], medians: dict[str, float], record: Re
         exposed_ms=round(median - medians["compute"], 1) if median and "compute" in medians else None,
         processor_ms=None if run.processor is None else round(1000 * run.processor, 1),
         slow=" ".join(slow),
+        waited_ms=_mean_ms([step.wait for step in settled]),
+        coded_ms=_mean_ms([step.codec for step in settled]),
     )
+
+
+def _mean_ms(seconds: Sequence[float | None]) -> float | None:
+    known = [s for s in seconds if s is not None]
+    return round(1000 * statistics.fmean(known), 1) if known else None
 
 
 def _megabytes(total: int | None, steps: int) -> float | None:

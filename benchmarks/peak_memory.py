@@ -1,0 +1,121 @@
+"""Peak memory beside what a plan says: one recipe of each class, two ranks on loopback, a model of 100 MB.
+
+python benchmarks/peak_memory.py [RECIPE ...] [--width 1600] [--layers 10] [--steps 6]
+
+Every recipe has processes of its own. A rank makes its model and optimizer, takes two steps, and then resets the kernel's mark
+of its largest resident set; what it holds at most in the steps after that, less what it held before the model was made, is the
+measured peak. The plan's is model, gradients and momenta, and what the recipe keeps: buffers that a step needs besides are not
+planned.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import gossamer
+from gossamer.costs import from_flags
+from gossamer.planning.measured_model import untrained
+from gossamer.planning.plan import prepare
+from gossamer.planning.work import NoWork
+
+RECIPES = (
+    "compute", "allreduce", "bf16", "qsgd", "terngrad", "topk", "powersgd", "diana", "ef21", "local_sgd(2)", "slowmo(2)",
+    "overlap_local_sgd(2)", "streaming_diloco(2, delay=1)", "sgp", "osgp",
+)  # fmt: skip
+BAR = 0.1
+MEGABYTE = 1e6
+
+
+def held(field: str) -> float:
+    """Bytes: VmRSS is what this process holds now, VmHWM the most since the mark was reset."""
+    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024.0 * int(found[1])
+
+
+def small_model(width: int, layers: int) -> nn.Module:
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+
+def train(kind: str, args: argparse.Namespace) -> float:
+    """The peak of this rank in bytes, without what the interpreter and its libraries took before."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    warm = small_model(8, 2)  # kernels are compiled with a model of its own
+    optimizer = torch.optim.SGD(warm.parameters(), lr=0.01, momentum=0.9)
+    comm = None if kind == "compute" else gossamer.attach(warm, optimizer, kind)
+    for _ in range(args.steps):
+        step(warm, optimizer, 8)
+    if comm is not None:
+        comm.finish()
+        comm.detach()
+    before = held("VmRSS")
+    model = small_model(args.width, args.layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    comm = None if kind == "compute" else gossamer.attach(model, optimizer, kind)
+    for taken in range(args.steps):
+        if taken == 2:
+            Path("/proc/self/clear_refs").write_text("5")
+        step(model, optimizer, args.width)
+    peak = held("VmHWM") - before
+    if comm is not None:
+        comm.finish()
+    return peak
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, width: int) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(2, width)).square().mean().backward()
+    optimizer.step()
+
+
+def planned(kind: str, args: argparse.Namespace) -> float:
+    cluster = from_flags(nodes=2, rate=1e9)
+    with torch.device("meta"):
+        model = untrained(small_model(args.width, args.layers), 0.1, name="layers", memory_rate=cluster.memory_rate)
+    model = replace(model, momenta=1)
+    kept = 0.0 if kind == "compute" else prepare(kind, model, cluster, NoWork()).memory
+    return model.training_bytes + kept
+
+
+def measured(kind: str, args: argparse.Namespace) -> float:
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29541", "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    place["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that what is freed goes back to the system
+    words = [sys.executable, __file__, kind, "--width", str(args.width), "--layers", str(args.layers), "--rank"]
+    ranks = [
+        subprocess.Popen(words, env=os.environ | place | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return max(float(rank.communicate()[0].split()[-1]) for rank in ranks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="*", default=list(RECIPES))
+    parser.add_argument("--width", type=int, default=1600)
+    parser.add_argument("--layers", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rank", action="store_true", help="set by the program itself")
+    args = parser.parse_args()
+    if args.rank:
+        print(train(args.recipes[0], args), flush=True)
+        os._exit(0)
+    for kind in args.recipes:
+        found, said = measured(kind, args), planned(kind, args)
+        word = "met" if abs(said / found - 1) <= BAR else "not met"
+        print(
+            f"{kind:30} measured {found / MEGABYTE:6.0f} MB, planned {said / MEGABYTE:6.0f}: {said / found - 1:+.1%} {word}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
