@@ -23,7 +23,7 @@ from gossamer.recipe import Recipe
 
 PARTS = registry.of()
 every_part = pytest.mark.parametrize("name", PARTS)
-patient = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=40)
+patient = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=20)
 
 FLOATS = st.one_of(st.floats(0, 2), st.floats(), st.sampled_from([0.0, 0.5, 1.0, 2.5, math.inf]))
 INTS = st.one_of(st.integers(1, 9), st.integers())
