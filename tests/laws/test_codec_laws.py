@@ -110,7 +110,7 @@ def test_a_wire_of_another_length_is_refused(codec: Codec) -> None:
 
 @every_codec
 @every_dtype
-@settings(max_examples=12)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_read_as_numbers_and_nothing_else(
     codec: Codec, dtype: torch.dtype, data: st.DataObject

@@ -109,7 +109,7 @@ def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def every() -> list[Any]:
-    """Presets, and other parts with the last exchange that they are shown with; what is put together of them by hand is slow."""
+    """Presets, and other parts with the last exchange that they are seen with; what is put together by hand is slow."""
     named = [repr(r) for r in preset_recipes().values()]
     kept = [r for r in dict.fromkeys([*fleet.ALL, *named]) if not any(making in r for making in MAKING)]
     quick = {*named, *fleet.SHOWN}
