@@ -65,12 +65,14 @@ lane-commands lane-labs lane-trainers lane-computes lane-computes_early lane-cre
 lane-types:
 	@$(GIVES_WAY) $(BIN)/pyright
 
-# What takes long: full products of parts, statistics; and all kinds of arguments for the programs for GPUs, with the
-# Triton of torch 2.13, which is installed, with those of torch 2.6 and 2.11, and with the newest: each is a compiler of its own.
+# What takes long: full products of parts, statistics; more examples where they are drawn; and all kinds of arguments for the
+# programs for GPUs, with the Triton of torch 2.13, which is installed, with those of torch 2.6 and 2.11, and with the newest:
+# each is a compiler of its own.
+DRAWN := tests/kernels tests/core tests/data tests/codecs tests/recipe tests/costs tests/bench/workloads tests/bench/lab/test_rates.py tests/laws/test_codec_laws.py
 OTHERS := 3.2.0 3.6.0 3.9.0
 test-all: test
 	$(BIN)/python -m pytest -m slow
-	GOSSAMER_WIDE=1 $(BIN)/python -m pytest tests/kernels/test_compiled.py
+	GOSSAMER_WIDE=1 $(BIN)/python -m pytest -m "not slow" $(DRAWN)
 	@for v in $(OTHERS); do \
 	  test -d $(VENV)/triton-$$v || $(BIN)/pip install -q --disable-pip-version-check --no-deps --target $(VENV)/triton-$$v triton==$$v || exit 1; \
 	  GOSSAMER_WIDE=1 PYTHONPATH=$(VENV)/triton-$$v $(BIN)/python -m pytest tests/kernels/test_compiled.py || exit 1; \

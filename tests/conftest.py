@@ -42,7 +42,9 @@ os._exit = _end_at_once
 # What a shell starts in the background ignores ctrl-C, and so would all that tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
-settings.register_profile("gossamer", derandomize=True, deadline=None)
+# A mistake in a loop shows in one example of a few; what one in a hundred shows is for `make test-all`.
+EXAMPLES = 100 if os.environ.get("GOSSAMER_WIDE") == "1" else 40
+settings.register_profile("gossamer", derandomize=True, deadline=None, max_examples=EXAMPLES)
 settings.load_profile("gossamer")
 
 

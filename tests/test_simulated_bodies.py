@@ -40,7 +40,7 @@ def alike(own: list[Replica], shared: list[Replica], backward: Backward = pull) 
             assert torch.equal(value, same[key]) if isinstance(value, torch.Tensor) else value == same[key], key
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_trains_as_with_bodies_of_its_own(name: str, size: int) -> None:
     recipe, made = PRESETS[name], list[list[Replica]]()

@@ -23,7 +23,10 @@ from gossamer.recipe import Recipe
 
 PARTS = registry.of()
 every_part = pytest.mark.parametrize("name", PARTS)
-patient = settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow], max_examples=40)
+patient = settings(
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+    max_examples=settings.default.max_examples // 2,
+)
 
 FLOATS = st.one_of(st.floats(0, 2), st.floats(), st.sampled_from([0.0, 0.5, 1.0, 2.5, math.inf]))
 INTS = st.one_of(st.integers(1, 9), st.integers())
@@ -131,14 +134,14 @@ TOKENS = [*PARTS, *"()=,+-.'\"[]{}*:", "bits", "ratio", "0", "1e999", "-inf", "n
 SCRIBBLES = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(TOKENS), max_size=14).map(" ".join))
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(SCRIBBLES)
 def test_arbitrary_text_is_read_or_refused_with_a_recipe_error(text: str) -> None:
     with suppress(RecipeError):
         parse(text, recipes.presets())
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(SCRIBBLES)
 def test_arbitrary_text_is_a_recipe_or_refused_with_a_recipe_error(text: str) -> None:
     with suppress(RecipeError):

@@ -168,10 +168,20 @@ def one_of_each_codec() -> tuple[str, ...]:
 
 
 @cache
-def one_of_a_kind() -> tuple[str, ...]:
-    """One preset for each exchange and schedule: what the network sees of a recipe."""
-    kinds = dict[tuple[type, str], str]()
+def one_of_every_setting() -> tuple[str, ...]:
+    """One preset for each exchange and setting of a schedule."""
+    settings = dict[tuple[type, str], str]()
     for name, text in short_presets().items():
         recipe = Recipe.of(text)
-        kinds.setdefault((type(recipe.exchange), repr(recipe.schedule)), name)
+        settings.setdefault((type(recipe.exchange), repr(recipe.schedule)), name)
+    return tuple(settings.values())
+
+
+@cache
+def one_of_a_kind() -> tuple[str, ...]:
+    """One of them for each exchange, schedule and mixer: what the network sees of a recipe."""
+    kinds = dict[tuple[type, ...], str]()
+    for name in one_of_every_setting():
+        recipe = Recipe.of(short_presets()[name])
+        kinds.setdefault((type(recipe.exchange), type(recipe.schedule), type(recipe.schedule.shape.mixer)), name)
     return tuple(kinds.values())

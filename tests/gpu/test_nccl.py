@@ -11,6 +11,7 @@ from tests.gpu.subjects import (
     named,
     one_of_a_kind,
     one_of_each_codec,
+    one_of_every_setting,
     plan_of,
     plans_under_nccl,
     short_presets,
@@ -80,7 +81,10 @@ THERE = (
 )  # servers read what they are asked, on a thread of their own
 
 
-@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", (*one_of_a_kind(), NODES)))
+STAGED = (*one_of_every_setting(), NODES)
+
+
+@pytest.mark.parametrize("name", cases("test_it_trains_over_staged_gloo", STAGED, always=(*one_of_a_kind(), NODES)))
 def test_it_trains_over_staged_gloo(world: World, name: str) -> None:
     """A CUDA model over a gloo group. A lane may wait for the copies to pinned memory, and for nothing else."""
     plan = plan_of(named()[name], backends="gloo", warm=1, steps=2)

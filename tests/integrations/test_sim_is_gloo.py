@@ -90,12 +90,17 @@ STEPS = 7
 
 
 def seen(recipes: list[str]) -> Iterator[tuple[str, int]]:
-    """Every recipe on two ranks; on four, what forms groups of ranks or has a schedule of its own, and half of all else."""
+    """Every recipe once: on four ranks what forms groups of ranks or has a schedule of its own, and half of all else.
+
+    Who sends to whom differs most on two, where a rank gets from the one that it sends to: there gossip is tried, too.
+    """
     for i, recipe in enumerate(recipes):
-        yield recipe, 2
-        plain = Recipe.of(recipe).schedule == EveryStep() and "nodes" not in recipe
-        if i % 2 == 0 or not plain:
+        schedule = Recipe.of(recipe).schedule
+        four = i % 2 == 0 or schedule != EveryStep() or "nodes" in recipe
+        if four:
             yield recipe, 4
+        if not four or schedule.shape.mixer is not None:
+            yield recipe, 2
 
 
 def both(gang: Gang, recipe: str) -> tuple[list[list[Tensor]], list[list[Tensor]]]:

@@ -65,7 +65,7 @@ def test_any_bytes_of_the_right_length_decode_to_finite_values(backend, n, bits,
 
 
 @pytest.mark.parametrize("backend", CPU)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=3 * settings.default.max_examples)
 @given(wire=st.binary(max_size=120), count=st.integers(0, 60), n=st.integers(0, 5000), mode=st.integers(0, 1))
 def test_index_decode_survives_arbitrary_bytes(backend, wire, count, n, mode):
     body = torch.tensor([mode, *wire], dtype=torch.uint8)
@@ -79,7 +79,7 @@ def test_index_decode_survives_arbitrary_bytes(backend, wire, count, n, mode):
     assert bool((indices.diff() > 0).all())
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
 @given(seed=st.integers(0, 99), where=st.integers(0, 10**6), flip=st.integers(1, 255), cut=st.integers(0, 3))
 def test_damaged_index_wires_are_read_alike_by_all_backends(seed, where, flip, cut):
     n = 20_000

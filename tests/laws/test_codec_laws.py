@@ -110,7 +110,7 @@ def test_a_wire_of_another_length_is_refused(codec: Codec) -> None:
 
 @every_codec
 @every_dtype
-@settings(max_examples=25)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_read_as_numbers_and_nothing_else(
     codec: Codec, dtype: torch.dtype, data: st.DataObject
@@ -312,7 +312,7 @@ def on_ranks(shape: str, size: int, dtype: torch.dtype = torch.float32) -> list[
 
 @every_linear_codec
 @every_dtype
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3, 8])
 def test_the_mean_is_bit_equal_on_all_ranks_and_is_the_mean_of_what_got_through(
     codec: LinearCodec, dtype: torch.dtype, size: int
 ) -> None:

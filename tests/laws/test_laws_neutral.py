@@ -107,7 +107,7 @@ def dyadic(model: torch.nn.Module, rank: int, step: int) -> float:
     return 0.0
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [2, 4, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 8))])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("recipe", ["local_sgd(1)", "slowmo(1, beta=0.0)"])
 def test_local_steps_of_one_are_synchronous_sgd_where_arithmetic_is_exact(

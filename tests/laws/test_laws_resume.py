@@ -27,7 +27,10 @@ from tests.runtime.gym import (
 from torch import Tensor
 
 from gossamer.checkpoints import state as checkpoint
+from gossamer.controllers import Fixed
 from gossamer.core.errors import CheckpointError
+from gossamer.recipe import Recipe
+from gossamer.schedules import EveryStep
 
 ROUND = 3
 STEPS = 2 * ROUND + 1
@@ -40,13 +43,13 @@ def test_resuming_after_any_step_of_two_rounds_changes_no_bit(recipe: str) -> No
 
     The files themselves are those of the next test.
     """
-    size = 3
+    size, steps = 3, steps_until_it_repeats(recipe)
     undisturbed = make(recipe, size)
-    train(undisturbed, pull, STEPS)
+    train(undisturbed, pull, steps)
     ranks = make(recipe, size)
     train(ranks, pull, 1)
     held = contents(ranks)
-    for step in range(1, STEPS):
+    for step in range(1, steps):
         again = resumed(recipe, held)
         for runs in (ranks, again):
             train(runs, pull, 1)
@@ -54,6 +57,13 @@ def test_resuming_after_any_step_of_two_rounds_changes_no_bit(recipe: str) -> No
         for kept, fresh in zip(held, contents(again), strict=True):
             assert same(flattened(kept), flattened(fresh)), f"saved after step {step}"
     assert all(bit_equal(pair) for pair in zip(parameters(undisturbed), parameters(ranks), strict=True))
+
+
+def steps_until_it_repeats(recipe: str) -> int:
+    """Two rounds and a step. Where each step is a round there is something to remember after one, and to add to after two."""
+    made = Recipe.of(recipe)
+    alike = made.schedule == EveryStep() and made.controller == Fixed() and made.update is None
+    return 4 if alike and "warmup" not in recipe else STEPS
 
 
 def flattened(content: dict[str, Any]) -> dict[str, Any]:

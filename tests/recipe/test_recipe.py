@@ -1,6 +1,8 @@
 """Recipes are values: read from text, presets, parts and TOML files, and printed as what they are read from."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -73,16 +75,35 @@ def test_a_file_may_be_named_by_a_path_or_by_a_text(tmp_path: Path) -> None:
             assert Recipe.of(source) == recipe
 
 
-def test_a_recipe_reads_back_from_its_text_and_from_toml(tmp_path: Path) -> None:
-    """All of a thousand and more, which one test goes through far sooner than a test each."""
-    every = [*samples.recipes(), *BY_HAND]
-    assert len(every) > 1000
+@cache
+def shown() -> tuple[Recipe, ...]:
+    """Of all that can be put together each part with each kind of exchange: a text is that of its parts."""
+    return tuple(param.values[0] for param in samples.quick(samples.recipes()) if not param.marks)
+
+
+few_and_all = pytest.mark.parametrize(
+    "put_together",
+    [shown, pytest.param(samples.recipes, marks=pytest.mark.slow)],
+    ids=["of each kind one", "all"],
+)
+
+
+@few_and_all
+def test_a_recipe_reads_back_from_its_text_and_from_toml(
+    tmp_path: Path, put_together: Callable[[], tuple[Recipe, ...]]
+) -> None:
+    """One test goes through all of a thousand and more far sooner than a test each."""
+    every = [*put_together(), *samples.preset_recipes().values(), *BY_HAND]
+    assert len(every) > (1000 if put_together is samples.recipes else 200)
     for recipe in every:
         reads_back(recipe, tmp_path)
 
 
-def test_what_a_controller_puts_in_force_reads_back_too(tmp_path: Path) -> None:
-    controlled = {r: decided(r)[1:] for r in samples.recipes() if r.controller != Fixed()}
+@few_and_all
+def test_what_a_controller_puts_in_force_reads_back_too(
+    tmp_path: Path, put_together: Callable[[], tuple[Recipe, ...]]
+) -> None:
+    controlled = {r: decided(r)[1:] for r in put_together() if r.controller != Fixed()}
     moved = {r.controller.name for r, found in controlled.items() if found}
     assert moved == {r.controller.name for r in controlled}  # every controller decides something
     every = list(dict.fromkeys(found for each in controlled.values() for found in each))
