@@ -190,6 +190,7 @@ def test_monsters_are_refused_like_any_other_mistake(text: str) -> None:
         ("qsgd(bit=4)", ["qsgd has no argument 'bit'", "Did you mean 'bits'?", "bucket", "norm"]),
         ("qsgd(zzz=4)", ["no argument 'zzz'", "Known: bits, bucket, code, levels, norm"]),
         ("qsgd(4, bits=4)", ["'bits' is given twice"]),
+        ("qsgd(bits=3, bits=4)", ["'bits' is given twice"]),
         ("qsgd(4, 512, 'max', 'fixed', 5, 1)", ["at most 5 arguments", "bits, bucket, norm, code, levels", "got 6"]),
         ("qsgd(bits='4')", ["bits must be a whole number", "got '4'"]),
         ("qsgd(bits=4.0)", ["bits must be a whole number", "got 4.0"]),

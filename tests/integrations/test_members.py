@@ -22,7 +22,7 @@ import gossamer
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.fabrics.liveness import store_server
 from gossamer.fabrics.liveness.members import Members
-from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch import gloo
 from gossamer.fabrics.torch.tickets import Tickets
 from gossamer.schedules.pending_fragments import PendingFragment
 from gossamer.schedules.round_closer import RoundCloser
@@ -66,7 +66,7 @@ def die_at(moment: str, comm: Any) -> None:
     owner, name = {
         "computing": (comm.model[1], "forward"),
         "ticket drawn": (Tickets, "claim"),
-        "in the exchange": (Gloo, "_all_reduce"),
+        "in the exchange": (gloo, "all_reduce"),
         "landing": (PendingFragment, "write"),
     }[moment]
     before, times = getattr(owner, name), [0]

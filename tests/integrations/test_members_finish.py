@@ -19,7 +19,7 @@ from torch import nn
 
 import gossamer
 from gossamer.core.errors import GossamerError
-from gossamer.fabrics.torch.gloo import Gloo
+from gossamer.fabrics.torch import gloo
 
 pytestmark = pytest.mark.gang
 
@@ -29,17 +29,17 @@ VOTES, MODEL = "votes", "model"
 
 def after(kind: str, turn: int, then: Callable[[], None]) -> None:
     """Do something when this process has come through the `turn`-th collective of a kind from now on."""
-    name = "_all_gather" if kind == VOTES else "_all_reduce"
-    before, count = getattr(Gloo, name), [0]
+    owner, name = (gloo.Gloo, "_all_gather") if kind == VOTES else (gloo, "all_reduce")
+    before, count = getattr(owner, name), [0]
 
-    def counting(gloo: Gloo, *args: Any) -> Any:
-        answer = before(gloo, *args)
+    def counting(*args: Any) -> Any:
+        answer = before(*args)
         count[0] += 1
         if count[0] == turn:
             then()
         return answer
 
-    setattr(Gloo, name, counting)
+    setattr(owner, name, counting)
 
 
 def die() -> None:

@@ -216,6 +216,8 @@ def _call(word: str, args: list[ast.expr], keywords: list[ast.keyword], names: M
     for keyword in keywords:
         if keyword.arg is None:
             raise RecipeError(f"{word}: '**' is not allowed in a recipe; write each argument by name")
+        if keyword.arg in named:
+            raise RecipeError(f"{word}: {shown(keyword.arg)} is given twice")
         named[keyword.arg] = _read(keyword.value, {})
     make = names.get(word) or registry.get(word)
     if make is None:

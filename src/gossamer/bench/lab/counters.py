@@ -1,8 +1,8 @@
 """Bytes on the wire, as the network interface counts them; ledgers are checked against them."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from .errors import LabError
 
@@ -11,11 +11,23 @@ INTERFACE_VARIABLE = "GOSSAMER_LAB_IFACE"
 _DEVICES = Path("/proc/self/net/dev")
 
 
-class Counters(NamedTuple):
-    """Bytes that one interface has sent and received so far, with packet headers."""
+@dataclass(frozen=True)
+class Counters:
+    """Bytes and packets that one interface has sent and received so far, with packet headers."""
 
-    sent_bytes: int
-    received_bytes: int
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    sent_packets: int = 0
+    received_packets: int = 0
+
+    def __sub__(self, earlier: "Counters") -> "Counters":
+        """Return the difference to `earlier` counters."""
+        return Counters(
+            self.sent_bytes - earlier.sent_bytes,
+            self.received_bytes - earlier.received_bytes,
+            self.sent_packets - earlier.sent_packets,
+            self.received_packets - earlier.received_packets,
+        )
 
 
 def in_lab() -> bool:
@@ -24,7 +36,7 @@ def in_lab() -> bool:
 
 
 def own_counters() -> Counters:
-    """Return the counters of this lab host's interface: call it before and after, and take the difference."""
+    """Return the counters of this lab host's interface: call it before and after, and subtract."""
     if not in_lab():
         raise LabError(f"not inside a lab ({INTERFACE_VARIABLE} is not set); run under 'gossamer lab'")
     return read_counters(os.environ[INTERFACE_VARIABLE])
@@ -51,6 +63,7 @@ def parse_devices(text: str) -> dict[str, Counters]:
     table: dict[str, Counters] = {}
     for line in text.splitlines()[2:]:
         name, _, fields = line.partition(":")
-        numbers = fields.split()  # eight for what was received, then eight for what was sent
-        table[name.strip()] = Counters(sent_bytes=int(numbers[8]), received_bytes=int(numbers[0]))
+        received_bytes, received_packets, *_ = map(int, fields.split()[:8])
+        sent_bytes, sent_packets, *_ = map(int, fields.split()[8:])
+        table[name.strip()] = Counters(sent_bytes, received_bytes, sent_packets, received_packets)
     return table
