@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from weakref import proxy
 
 from gossamer.core.errors import DeadlockError, GossamerError, PeerError
 from gossamer.core.groups import members, plain, refuse_group
@@ -144,7 +145,8 @@ class Simulation:
         self.queues: defaultdict[tuple[int, str], deque[SimTask]] = defaultdict(deque)
         self.busy: dict[tuple[int, str], SimTask] = {}
         self.meetings: defaultdict[tuple[str, Among], deque[dict[int, tuple[SimTask, Collective]]]] = defaultdict(deque)
-        self.mail, self.tickets = SimMail(self), SimTickets(self)
+        mine = proxy(self)  # no circle: a simulation that has ended gives the memory of its wires back at once
+        self.mail, self.tickets = SimMail(mine), SimTickets(mine)
         self.spans = list[TimeSpan]()
         self.failures = list[Exception]()  # in the order of virtual time
 

@@ -170,8 +170,7 @@ class Backward:
         The host reads both from the device together with the finite check of the means: one synchronization a step.
         """
         used = torch.tensor([n not in unused for n in self.worker.params], dtype=torch.int32)
-        counting = all_reduce(copied_to(used, self.worker.device))
-        handle = self.fabric.start(counting, "who used what", self.worker.step)
+        handle = self.fabric.start(_summed(used, self.worker.device), "who used what", self.worker.step)
 
         def besides(means: list[Tensor]) -> Program[list[Tensor]]:
             counts, named = (yield from join(handle)), self.worker.by_name(means)
@@ -191,3 +190,8 @@ class Backward:
     def _forget(self, names: list[str]) -> None:
         for name in names:
             self.worker.params[name].forget_gradient()
+
+
+def _summed(flags: Tensor, device: torch.device) -> Program[Tensor]:
+    """Sum flags over all ranks; they are copied where the program runs, on the comm thread's stream."""
+    return (yield from all_reduce(copied_to(flags, device)))

@@ -26,9 +26,10 @@ def topk(x: Tensor, k: int) -> Tensor:
 
 
 def topk_each(x: Tensor, bounds: Bounds, counts: tuple[int, ...], out: Tensor) -> None:
-    picks = [topk(x[a:b], k) + a for k, (a, b) in zip(counts, pairwise(bounds), strict=True)]
-    if picks:
-        out.copy_(torch.cat(picks))
+    done = 0
+    for k, (a, b) in zip(counts, pairwise(bounds), strict=True):
+        torch.add(topk(x[a:b], k), a, out=out[done : done + k])
+        done += k
 
 
 def sparse_mean(out: Tensor, indices: Sequence[Tensor], values: Sequence[Tensor]) -> None:
