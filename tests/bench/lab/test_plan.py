@@ -83,7 +83,8 @@ def test_lines_come_whole_however_the_bytes_are_cut() -> None:
 def test_the_table_of_devices_is_read() -> None:
     text = "a\nb\n  lo: 1 2 0 0 0 0 0 0 3 4 0 0 0 0 0 0\nlab0:50 6 0 0 0 0 0 0 70 8 0 0 0 0 0 0\n"
     table = parse_devices(text)
-    assert table["lab0"] == Counters(sent_bytes=70, received_bytes=50)
+    assert table["lab0"] == Counters(sent_bytes=70, received_bytes=50, sent_packets=8, received_packets=6)
+    assert table["lab0"] - Counters(10, 10, 1, 1) == Counters(60, 40, 7, 5)
 
 
 def test_outside_a_lab_own_counters_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
