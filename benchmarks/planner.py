@@ -193,8 +193,9 @@ def verdicts(cells: list[Cell]) -> None:
         print(
             f"  pairs that differ by over 10 %, in order: {ordered / pairs:.1%} of {pairs} (98 %): {word(ordered / pairs >= 0.98)}"
         )
-    beside = [(c.planned_wait, c.waited) for c in cells] + [(c.planned_work, c.worked) for c in cells]
-    for what, some in (("waiting", beside[: len(cells)]), ("encoding and decoding", beside[len(cells) :])):
+    waiting = [(cell.planned_wait, cell.waited) for cell in cells]
+    working = [(cell.planned_work, cell.worked) for cell in cells]
+    for what, some in (("waiting", waiting), ("encoding and decoding", working)):
         near = sum(abs(a - b) <= max(0.2 * b, 0.01) for a, b in some)
         print(f"  {what} within 20 % or 10 ms: {near} of {len(some)}")
     for rate in dict.fromkeys(cell.rate for cell in cells):
