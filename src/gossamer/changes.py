@@ -28,19 +28,12 @@ def check_changes(recipe: Any, reached: Sequence[Any]) -> None:
         len({one.update for one in found}) == 1,
         f"{recipe.controller} could change the recipe's update in mid-run, which holds for a whole run; {ANEW}",
     )
-    for some in _neighbours(recipe, found, reached):
+    for some in recipe.controller.neighbours(recipe, reached):
         _check_schedules(recipe, some)
         for before, after in permutations(dict.fromkeys(one for one, _ in _pairs(some)), 2):
             _check_exchanges(recipe, before, after)
         for before, after in permutations(dict.fromkeys(one for _, one in _pairs(some)), 2):
             _check_memories(recipe, before, after)
-
-
-def _neighbours(recipe: Any, found: Sequence[Any], reached: Sequence[Any]) -> list[list[Any]]:
-    """Groups of recipes, of which any may follow on any other of its group."""
-    if not recipe.controller.returns:
-        return [[*found]]
-    return [[reached[0], one] for one in found if one != reached[0]]
 
 
 def _pairs(found: Sequence[Any]) -> list[tuple[Exchange, Memory]]:

@@ -26,6 +26,7 @@ from gossamer.planning.pieces import Programs
 from gossamer.planning.work import WorkSource
 from gossamer.planning.work_tables import work_of
 from gossamer.recipe import Recipe
+from gossamer.runtime import Worker
 from gossamer.simulated_bodies import Replica, replicas, replicas_of_one_body
 
 Backward = Callable[[nn.Module, int, int], float]  # (model, rank, step): leaves gradients in .grad, returns the loss
@@ -46,9 +47,8 @@ class Trained:
 
     def moments(self, steps: int) -> list[float]:
         """When each of the first rank's steps ended: when it began to compute for the next one."""
-        begins = [span.begin for span in self.spans if span.rank == 0 and span.kind == "computing"]
-        each = max(len(begins) // steps, 1)  # a step computes forward, and backward in pieces
-        return [*begins[each::each], self.replicas[0].clock][:steps]
+        first = self.replicas[0]
+        return [*first.begins[1:], first.clock][:steps]
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,18 @@ class ClusterCosts:
         alone = passes * (model.forward + model.backward) + averages * model.forward + model.optimizer
         return alone * self._slowdown(rank, step)
 
-    def backward(self, rank: int, step: int, bucket: int) -> Program[None]:
+    def backward(self, rank: int, worker: Worker, bucket: int) -> Program[None]:
         """Pass the seconds of the backward pass until a bucket's gradients are there; they were computed with the loss."""
-        yield Compute(lambda: None, "backward", self._arrives(rank, step, bucket))
+        yield Compute(lambda: None, "backward", self._arrives(rank, worker, bucket))
 
-    def _arrives(self, rank: int, step: int, bucket: int) -> float:
-        """Seconds of the backward pass from the gradients of the bucket before to those of this one."""
-        last, earlier = len(self.model.buckets) - 1, 0.0 if bucket == 0 else self.model.arrival(bucket - 1)
-        until = 1.0 if bucket == last else self.model.arrival(bucket)
-        return (until - earlier) * self.model.backward * self._slowdown(rank, step)
+    def _arrives(self, rank: int, worker: Worker, bucket: int) -> float:
+        """Seconds of the backward pass from the gradients of the bucket before to those of this one. A controller may have put
+        other buckets in force than those with which the run began.
+        """
+        model = replace(self.model, buckets=[each.names for each in worker.buckets])
+        earlier = 0.0 if bucket == 0 else model.arrival(bucket - 1)
+        until = 1.0 if bucket == len(model.buckets) - 1 else model.arrival(bucket)
+        return (until - earlier) * model.backward * self._slowdown(rank, worker.step)
 
     def _slowdown(self, rank: int, step: int) -> float:
         host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
@@ -120,7 +123,7 @@ def costs_on(
             inside = piece.inside
         pieces[bucket.name] = seconds
     links = ClusterLinks(cluster, pieces, EventClock(events or Events()))
-    return ClusterCosts(links, replace(model, buckets=[b.names for b in programs.buckets]))
+    return ClusterCosts(links, model)
 
 
 def train(
@@ -158,6 +161,7 @@ def train(
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
     for replica in ranks:
         replica.worker.record.listener = ledger.hear
+        replica.begins.clear()
     programs = [listen(r.worker.rank, program(r, backward, steps, costs)) for r in ranks]
     outcome = simulate(programs, links, ledger)
     for replica, clock in zip(ranks, outcome.clocks, strict=True):
@@ -232,7 +236,7 @@ def program(
 
     def arrive(bucket: int) -> Program[None]:
         if isinstance(costs, ClusterCosts):
-            yield from costs.backward(worker.rank, worker.step, bucket)
+            yield from costs.backward(worker.rank, worker, bucket)
 
     last = worker.step + steps
     alone = worker.size == 1  # one rank trains as under `attach`: only parts that change the optimizer's steps act
@@ -243,14 +247,15 @@ def program(
     while worker.step < last:
         rank, step, parts = worker.rank, worker.step, worker.recipe.schedule.shape.micro_batches
         averages = worker.recipe.schedule.averages(step) and not alone
+        clock = yield from now()
         if isinstance(costs, ClusterCosts):
-            clock = yield from now()
             if not goes_on(step, clock):
                 break
             costs.links.events.begin(rank, step, clock)
             before = costs.before(rank, step, parts, averages)
         else:
             before = parts * costs(rank, step)
+        replica.begins.append(clock)
         loss, gradients = yield Compute(partial(_computed, replica, backward, averages), "compute", before)
         replica.losses.append(loss)
         worker.loss = loss

@@ -33,6 +33,7 @@ class Replica:
     optimizer: torch.optim.Optimizer
     worker: Worker
     losses: list[float] = field(default_factory=list)
+    begins: list[float] = field(default_factory=list[float])  # of its steps, on the virtual clock
     clock: float = 0.0
     turns: StepTurns = field(default_factory=StepTurns)  # who steps the optimizer, if ranks share it
 

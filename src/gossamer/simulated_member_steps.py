@@ -158,7 +158,7 @@ class MemberSteps:
     def _send(self) -> Program[None]:
         costs, worker = self._training.crew.costs, self.worker
         for i, flat in enumerate([bucket.gradients() for bucket in worker.buckets]):
-            yield from costs.backward(self._rank, worker.step, i)
+            yield from costs.backward(self._rank, worker, i)
             yield from worker.ready(i, flat)
 
     def _drop(self, began: float) -> Program[None]:

@@ -176,6 +176,7 @@ def _note(out: RestartedRun, replicas: Sequence[Replica], found: SimResult, done
     out.moments += Trained([*replicas], out.ledger, found.spans).moments(steps)
     for replica in replicas:
         replica.losses.clear()
+        replica.begins.clear()
 
 
 def _save(replicas: Sequence[Replica]) -> _Saved:

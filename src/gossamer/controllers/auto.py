@@ -1,13 +1,15 @@
 """auto: measure a run under dense averages, try what is allowed and promises to be faster, and keep what is."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
+from itertools import pairwise
 from typing import Any, final
 
-from gossamer.controllers.auto_candidates import TRIED, default_for, names_rounds, round_of, trial_of
+from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
+from gossamer.controllers.auto_choice import LEAST
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
-from gossamer.controllers.auto_search import LOOKED_AT, MEASURING, ON_DENSE, UNDISTURBED, AutoOptions, AutoSearch
+from gossamer.controllers.auto_search import MEASURING, ON_DENSE, QUICK, UNDISTURBED, AutoOptions, AutoSearch
 from gossamer.controllers.auto_table import ALLOWED
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import State
@@ -21,11 +23,12 @@ from gossamer.core.parts import part, require
 class Auto(Controller):
     """Choose among `allow` and dense averages by measuring this run, and choose again when the network changes.
 
-    Steps 4 to 15 are timed under dense averages, and each candidate is run a few times on a copy of the gradient. From these
-    numbers, which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and
-    take the candidate's processor time, latencies, and share of dense's bytes. If none is predicted to be `gain` faster than dense,
-    dense stays. Else the best two train for eight steps each, in turns with eight dense ones. One comes in force if its median of
-    the slowest rank's steps is `gain` below dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
+    Steps 2 to 4 are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
+    which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and take the
+    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted to take half of dense's time, dense is
+    timed until step 15, and if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and
+    after each of them dense does, if it was not 1.5 times slower before. A candidate comes in force if its median of the slowest
+    rank's steps is `gain` below dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
 
     Candidates may have rules, and rounds of local steps if their schedule is written out, as in "scatter(qsgd()) + local_sgd(8)":
     those train for five whole rounds.
@@ -92,18 +95,17 @@ class Auto(Controller):
     def _names_rounds(self) -> bool:
         return names_rounds(self.allow)
 
-    @property
-    def returns(self) -> bool:
-        return True
-
     def bound(self, shapes: Mapping[str, tuple[int, ...]]) -> "Auto":
         allow = default_for(shapes) if self.allow == ALLOWED else self.allow
         return self if allow == self.allow else replace(self, allow=allow)
 
     def _options(self, recipe: Any) -> AutoOptions:
         longest = _longest_trial(recipe.of, self.allow) if self._names_rounds else TRIED + 1
-        # Two candidates in turns with dense, and one of them once more.
-        return AutoOptions(self.allow, self.gain, self.steps, MEASURING + 3 * longest + 2 * (TRIED + 1))
+        dense = self._put(recipe, DENSE)
+        direct = [keeps_nothing(self._put(recipe, name), dense) for name in self.allow]
+        # Two candidates in turns with dense, and one of them once more; then dense, if the other is chosen.
+        most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else LEAST + 1)
+        return AutoOptions(self.allow, direct, self.gain, self.steps, most)
 
     def fits(self, binding: Binding) -> None:
         run = self.recorded
@@ -126,7 +128,19 @@ class Auto(Controller):
             f"{self} compares with plain dense averages at every step, and cannot begin with {recipe}: write 'auto' alone, and name "
             "what it may choose in allow",
         )
+        names = [DENSE, *(name for _, name in sorted(self.recorded.changes.items()))] if self.recorded else []
+        for before, after in pairwise(names):
+            pair = self._put(recipe, before), self._put(recipe, after)
+            require(
+                DENSE in (before, after) or before == after or all(keeps_nothing(one, found[0]) for one in pair),
+                f"auto: replay={self.replay!r} puts {before} and {after} in force one after the other, and auto returns to dense between "
+                "the two, so that what one owes is paid: was the file changed by hand?",
+            )
         return found
+
+    def neighbours(self, recipe: Any, reached: Sequence[Any]) -> list[list[Any]]:
+        dense, direct = reached[0], [one for one in reached if keeps_nothing(one, reached[0])]
+        return [direct, *([dense, one] for one in (recipe, *reached) if one not in direct)]
 
     def _put(self, recipe: Any, name: str) -> Any:
         """The recipe with a candidate in force, in two levels where this one has them."""
@@ -150,10 +164,8 @@ class Auto(Controller):
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
         if self.replay is not None or self._options(recipe).is_too_short:
             return TimesDue()
-        until, rows = int(state.get("until", MEASURING)), int(state.get("rows", LOOKED_AT))
-        runs, place = (), step - (until - MEASURING) - 3
-        if "phase" not in state and 1 <= place < UNDISTURBED:
-            runs = range(place - 1, len(self.allow), UNDISTURBED - 1)
+        until, rows = int(state.get("until", QUICK)), int(state.get("rows", QUICK - 1))
+        runs = () if "phase" in state else self._runs(step - until, "looked" not in state)
         return TimesDue(
             rows=rows if step >= until else 0,
             times_blocks=step > until - UNDISTURBED * max(round_of(recipe.schedule), 1),
@@ -161,6 +173,13 @@ class Auto(Controller):
             runs=runs,
             candidates=[self._put(recipe, name) for name in self.allow] if runs or step >= until else (),
         )
+
+    def _runs(self, place: int, is_quick: bool) -> Sequence[int]:
+        """The candidates that are run so many steps before (negative) a window ends: all at once, or one in each step."""
+        if is_quick:
+            return range(len(self.allow)) if place == 1 - QUICK else ()
+        first = place + MEASURING - QUICK - 1
+        return range(first, len(self.allow), UNDISTURBED - 1) if 0 <= first < UNDISTURBED - 1 else ()
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if self.recorded is not None:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from gossamer.controllers.auto_table import ALLOWED, TABLE
 from gossamer.core.contracts.times import CandidateCost
@@ -47,6 +48,15 @@ def default_for(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     if names and names[-1] in last and any(len(shapes[name]) == 2 for name in last):
         return ALLOWED
     return tuple(row.recipe for row in TABLE if not row.needs_matrix)
+
+
+def keeps_nothing(one: Any, dense: Any) -> bool:
+    """True if a recipe owes nothing of gradients and has no rounds, so that another such one may follow on it at any step."""
+    ways = [one, *one.rules]
+    kept = {"own feedback", "adds momentum"}
+    return one.schedule == dense.schedule and not any(
+        way.memory != dense.memory or way.exchange.owes or way.exchange.traits & kept for way in ways
+    )
 
 
 def round_of(schedule: Schedule) -> int:

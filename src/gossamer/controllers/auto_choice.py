@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
 
 LEAST = 4  # known steps of a window from which its median says anything
+CLEARLY = 1.5  # times as long as another, so that few steps tell the two apart
 SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
 # A step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it.
 PAUSED = 3.0
@@ -20,7 +21,10 @@ NOISY = 2.0  # standard deviations by which a loss may lie above its trend
 
 
 class WindowMedian(NamedTuple):
-    """The median of a window's steps, and the interval in which it lies with 90 % confidence; NaN if it is not known."""
+    """The median of a window's steps, and the interval in which it lies with 90 % confidence; NaN if it is not known.
+
+    Of three or four steps it is their range (75 and 87 %).
+    """
 
     low: float = NAN
     middle: float = NAN
@@ -43,15 +47,15 @@ class Timing(NamedTuple):
     slow: str  # names a rank that computes far longer than the others
 
 
-def timing_of(times: Sequence[RankTimes]) -> Timing:
-    """Combine all ranks' numbers."""
+def timing_of(times: Sequence[RankTimes], least: int = LEAST) -> Timing:
+    """Combine all ranks' numbers; of fewer than `least` known steps there is no median."""
     pairs = [[_row(rank.steps[i], rank.waits[i]) for rank in times] for i in range(len(times[0].steps))]
     known = [[pair for pair in row if pair is not None] for row in pairs if None not in row]
     usual = _computing(known, len(times))
     known = [row for row in known if all(s - w <= PAUSED * c for (s, w), c in zip(row, usual))]
     computing = _computing(known, len(times))
     return Timing(
-        median_of([max(seconds for seconds, _ in row) for row in known]),
+        median_of([max(seconds for seconds, _ in row) for row in known], least),
         max(computing),
         median(min(waited for _, waited in row) for row in known) if known else NAN,
         [max(map(_held, each)) for each in zip(*(rank.ready for rank in times))],
@@ -81,14 +85,14 @@ def _row(seconds: float, waited: float) -> tuple[float, float] | None:
     return (seconds, waited) if fine else None
 
 
-def median_of(values: Sequence[float]) -> WindowMedian:
+def median_of(values: Sequence[float], least: int = LEAST) -> WindowMedian:
     """The median, and the order statistics between which it lies with 90 % confidence.
 
     >>> median_of([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
     WindowMedian(low=2.0, middle=4.5, high=7.0)
     """
     count, found = len(values), sorted(values)
-    if count < LEAST:
+    if count < least:
         return WindowMedian()
     outside, tail = 0, 2.0**-count  # of a sign test: fewer than so many values lie on one side
     while outside + 1 < (count + 1) // 2 and 2 * (tail + comb(count, outside + 1) * 2.0**-count) <= 1 - SURE:
@@ -162,6 +166,11 @@ def holds(candidate: WindowMedian, dense: WindowMedian, gain: float) -> bool:
     return candidate.middle <= (1 - gain) * dense.middle and candidate.high < dense.low
 
 
+def is_clear(candidate: WindowMedian, dense: WindowMedian) -> bool:
+    """True if each of a candidate's steps is so much shorter than dense's that dense need not be timed beside it."""
+    return CLEARLY * candidate.high < dense.low
+
+
 def differs(measured: float, expected: float) -> bool:
     """True if the two are known and differ by over a quarter."""
     return abs(measured - expected) > 0.25 * expected
@@ -170,15 +179,15 @@ def differs(measured: float, expected: float) -> bool:
 def rises(before: Sequence[float], after: Sequence[float]) -> bool:
     """True if the mean loss after a change lies above the trend before it by more than its noise.
 
-    The trend is the line through the losses before, at its end: as if it had not fallen any further. A loss that is no number any
-    more is infinite.
+    The trend is the line through the losses before, at its end: as if it had not fallen any further. Losses that rose already,
+    under trials, are judged by their mean. A loss that is no number any more is infinite.
     """
     past, later = [x for x in before if isfinite(x)], [x for x in after if isfinite(x)]
     if len(past) < 2 * LEAST or (not later and inf not in after):
         return False
     line = linear_regression(range(len(past)), past)
     noise = stdev(y - line.slope * x - line.intercept for x, y in enumerate(past))
-    level = line.slope * (len(past) - 1) + line.intercept
+    level = min(line.slope * (len(past) - 1) + line.intercept, sum(past) / len(past))
     return inf in after or sum(later) / len(later) > level + NOISY * noise
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
@@ -62,12 +61,5 @@ def read_run(path: str, known: Iterable[str]) -> RecordedRun:
     require(
         not strange,
         f"auto: replay={path!r} put {', '.join(strange)} in force, which `allow` does not name: add it there",
-    )
-    names = [DENSE, *(name for _, name in sorted(changes.items()))]
-    apart = next((pair for pair in pairwise(names) if DENSE not in pair and pair[0] != pair[1]), None)
-    require(
-        apart is None,
-        f"auto: replay={path!r} puts {' and '.join(apart or ())} in force one after the other, and auto returns to dense between "
-        "two recipes, so that what one owes is paid: was the file changed by hand?",
     )
     return RecordedRun(model, int(size), changes)

@@ -9,11 +9,14 @@ import torch
 
 from gossamer.controllers.auto_candidates import TRIED, in_rounds, ready_by_share, trial_of, window_of
 from gossamer.controllers.auto_choice import (
+    CLEARLY,
+    LEAST,
     Timing,
     WindowMedian,
     costs_of,
     differs,
     holds,
+    is_clear,
     mean_losses,
     order,
     predicted,
@@ -28,9 +31,11 @@ from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
 from gossamer.core.contracts import CandidateCost, Facts, RankTimes
 
-MEASURING = 15  # steps: three that compile, then twelve
+QUICK = 4  # steps, of which one compiles, after which there are trials if dense is far slower
+MEASURING = 15  # steps where it is not, with those four: three that compile, then twelve
 LOOKED_AT = 12  # of them
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
+FAR = 0.5  # what a step is predicted to gain where dense is far slower
 FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those after it
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
 WIDTH = len(CandidateCost._fields)
@@ -39,11 +44,12 @@ ON_DENSE = -1  # the number of dense among candidates
 
 
 class AutoOptions(NamedTuple):
-    """The arguments of `auto`: the candidates, the gain that one must have, and the length of the run, if it is known; and the
-    most steps that measuring and trials may take.
+    """The arguments of `auto`: the candidates, which of them may follow on one another without dense steps between them, the gain
+    that one must have, and the length of the run, if it is known; and the most steps that measuring and trials may take.
     """
 
     allow: tuple[str, ...]
+    direct: Sequence[bool]
     gain: float
     steps: int | None
     most: int
@@ -93,10 +99,16 @@ class AutoSearch:
     # -- measuring and trials ----------------------------------------------------------------------------------------
 
     def _measured(self) -> int:
-        times, options = self.facts.times, self.options
+        """The first trial, or dense. On a slow network, where a dense step takes long, few of them tell enough for a trial."""
+        times, options, is_quick = self.facts.times, self.options, "looked" not in self.state
         schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
-        seen, costs = timing_of(_last(times, UNDISTURBED)), in_rounds(costs_of(times), schedules)
+        seen = timing_of(times, QUICK - 1) if is_quick else timing_of(_last(times, UNDISTURBED))
+        costs = in_rounds(costs_of(times), schedules)
         guesses = predicted(seen, self._sizes(), costs)
+        if is_quick and not order(guesses, max(FAR, options.gain), self._barred()):
+            self._keep("looked", 1)
+            self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
+            return ON_DENSE
         if not seen.steps.known or not any(map(isfinite, guesses[1:])):
             return self._again()
         self._keep_all("before", mean_losses(times))
@@ -110,10 +122,11 @@ class AutoSearch:
         best = order(guesses, options.gain, self._barred())[:2]
         if not best:
             return self._settle(ON_DENSE, seen.steps, say_dense(seen) + self._besides(seen))
-        self._keep_all("turns", [turn for number in best for turn in (number, ON_DENSE)])
+        self._keep_all("best", best)
+        self._keep_all("turns", [])
         self._keep_all("found", [])
         self._keep("phase", 1)
-        return self._try(best[0])
+        return self._turn_of(best[0])
 
     def _tried(self) -> int:
         """A trial has ended: the next one, or the choice."""
@@ -122,14 +135,23 @@ class AutoSearch:
             return self._again()
         self._keep_all("before", self._all("before") + mean_losses(_last(self.facts.times, TRIED)))
         self._keep_all("found", [*self._all("found"), *seen.steps])
-        turns, found = self._turns(), self._found()
-        if len(found) < len(turns) and not (turns[len(found)] != ON_DENSE and self._is_dear()):
-            return self._try(turns[len(found)])
-        return self._choose(turns[: len(found)], found, seen)
+        turns, last = self._turns(), self.number
+        clear = is_clear(seen.steps, self._measured_dense()) and seen.steps.high * CLEARLY < self._predicted(seen)[0]
+        if last != ON_DENSE and turns.count(last) == 1 and not (clear and self.options.direct[last]):
+            return self._turn_of(ON_DENSE, LEAST if clear else TRIED)
+        untried = [number for number in map(int, self._all("best")) if number not in turns]
+        if untried and not self._is_dear() and not self._is_far_behind(untried[0]):
+            return self._turn_of(untried[0])
+        return self._choose(turns, self._found(), seen)
+
+    def _is_far_behind(self, number: int) -> bool:
+        """True if what is predicted for a candidate is clearly slower than what was tried."""
+        tried = min(f.middle for turn, f in zip(self._turns(), self._found()) if turn != ON_DENSE)
+        return self._all("guesses")[number + 1] > CLEARLY * tried
 
     def _choose(self, turns: Sequence[int], found: Sequence[WindowMedian], seen: Timing) -> int:
         options, guesses = self.options, self._all("guesses")
-        dense = next((f for turn, f in zip(reversed(turns), reversed(found)) if turn == ON_DENSE), found[-1])
+        dense = next((f for turn, f in zip(turns[::-1], found[::-1]) if turn == ON_DENSE), self._measured_dense())
         tried = {n for n in turns if n != ON_DENSE}
         good = [n for n in tried if all(holds(f, self._dense_beside(i), options.gain) for i, f in self._of(n))]
         word = ", ".join(say_measured(options.name_of(n), f) for n in sorted(tried) for _, f in self._of(n)[-1:])
@@ -141,8 +163,9 @@ class AutoSearch:
         mine = self._of(best)
         steps, guess = mine[-1][1], guesses[best + 1]
         if len(mine) == 1 and differs(steps.middle, guess):  # measured once more, since the model has another opinion
-            self._keep_all("turns", [*turns, best])
-            return self._try(best)
+            return self._turn_of(best)
+        if not self._may_follow(best):
+            return self._turn_of(best)
         others = "".join(f"; {say_measured(options.name_of(n), self._of(n)[-1][1])}" for n in sorted(tried - {best}))
         text = say_choice(options.name_of(best), self.facts.step + 1, steps, dense, guess)
         return self._settle(best, steps, text + others + self._besides(seen) + self._written(best))
@@ -165,10 +188,22 @@ class AutoSearch:
         turns, found = self._turns(), self._found()
         dense = [i for i in range(len(found)) if turns[i] == ON_DENSE]
         after = [i for i in dense if i > place]
-        return found[after[0] if after else dense[-1]] if dense else WindowMedian(*self._all("dense")[:3])
+        return found[after[0] if after else dense[-1]] if dense else self._measured_dense()
 
-    def _try(self, number: int) -> int:
-        self._window(number, TRIED, TRIED + 1)
+    def _measured_dense(self) -> WindowMedian:
+        """Dense's steps before the first trial."""
+        return WindowMedian(*self._all("dense")[:3])
+
+    def _may_follow(self, number: int) -> bool:
+        """True if this may come in force next; else dense must, in which what is owed is paid."""
+        direct = self.options.direct
+        return ON_DENSE in (number, self.number) or number == self.number or (direct[number] and direct[self.number])
+
+    def _turn_of(self, number: int, rows: int = TRIED) -> int:
+        if not self._may_follow(number):
+            number, rows = ON_DENSE, LEAST
+        self._keep_all("turns", [*self._turns(), number])
+        self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)
 
     def _is_dear(self) -> bool:
@@ -271,12 +306,15 @@ class AutoSearch:
         self._keep(f"{own}seen", seen)
         self._keep(f"{own}lost", lost)
         dense_lost, dense_seen = self._whole("dense_lost", 0), self._whole("dense_seen", 0)
+        if not dense_lost:  # a few steps are not enough to know how seldom it loses one
+            dense_seen = max(dense_seen, MEASURING)
         return not own and not self.facts.finite and lost >= 2 and lost * dense_seen > (dense_lost + 1) * seen
 
     def _measure_anew(self, why: str) -> int:
         self._keep("tries", self._whole("tries", 0) + 1)
         del self.state["phase"]
-        self._window(ON_DENSE, LOOKED_AT, MEASURING)
+        self.state.pop("looked", None)
+        self._window(ON_DENSE, QUICK - 1, QUICK)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
 

@@ -124,14 +124,13 @@ class Controller(Part):
         """The same controller for a model of these parameters."""
         return self
 
-    @property
-    def returns(self) -> bool:
-        """True if each change is from or to the first recipe that `reach` yields: only such changes are checked then."""
-        return False
-
     def reach(self, recipe: Any) -> Iterable[Any]:
         """All recipes that it may change this recipe to, without the controller; they are checked when the recipe is made."""
         return ()
+
+    def neighbours(self, recipe: Any, reached: Sequence[Any]) -> list[list[Any]]:
+        """Groups of this recipe and those that `reach` yields: it changes between any two of a group, and between no others."""
+        return [[recipe, *reached]]
 
     @abstractmethod
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any: ...
