@@ -1,11 +1,13 @@
 """Does `auto` choose what is best? Twelve settings, each beside dense and each allowed recipe alone in the same lab.
 
     python benchmarks/auto.py                       all settings, three runs each; goes on where it was cut off
-    python benchmarks/auto.py --only 2x100-50mbit --runs 1 --steps 80
+    python benchmarks/auto.py --only 2x100-50mbit --runs 1 --made 100 --alone 24
     python benchmarks/auto.py --virtual --steps 4000
 
 Ranks are an emulated accelerator's: `lm` computes for the given milliseconds without using a processor. Prints a row for each
-setting: the mean step of each, its measuring included, and how far auto is from the best one allowed and from dense.
+setting: the mean step of each, its measuring included, and how far auto is from the best one allowed and from dense. With `--made`
+and `--alone`, which are less than `--steps`, auto and the others make so many steps only, and each step after them is taken to last
+as long as the mean of their last quarter: a dense step at 50 mbit takes seconds.
 
 `--virtual` does the same on the simulator's clock, with gradients of noise in place of `lm`'s. Encoding takes no time there, so
 it shows how auto chooses and what its measuring costs, and not which recipe pays.
@@ -23,7 +25,7 @@ from torch import nn
 from gossamer.bench import workloads
 from gossamer.bench.cli.output import RECORD
 from gossamer.bench.lab import parse_rate
-from gossamer.bench.record import Record
+from gossamer.bench.record import Record, Run
 from gossamer.costs import from_flags
 from gossamer.planning.measured_model import untrained
 from gossamer.planning.work import NoWork
@@ -37,28 +39,33 @@ FEW = 10  # steps of recipes that take as long at each of them, in virtual time
 SETTINGS = {f"{hosts}x{ms}-{rate}": (hosts, ms, rate) for hosts, ms in SHAPES for rate in RATES}
 
 
-def run(setting: str, seed: int, steps: int, out: Path) -> dict[str, float]:
-    """Mean seconds a step of each recipe, from one comparison in a lab."""
+def run(setting: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    """Mean seconds a step of each recipe, in labs of this setting."""
+    alone = [recipe for recipe in RECIPES if recipe != "auto"]
+    runs = [
+        *compared(setting, alone, seed, args.alone, args.out),
+        *compared(setting, ["auto"], seed, args.made, args.out),
+    ]
+    said = "; ".join(f"{step}: {what}" for one in runs for step, what in one.decisions)  # only auto decides anything
+    print(f"{setting}, run {seed}: {said or 'dense throughout'}", file=sys.stderr, flush=True)
+    return {one.name: mean_step([step.seconds for step in one.steps], args.steps) for one in runs}
+
+
+def compared(setting: str, recipes: list[str], seed: int, steps: int, out: Path) -> list[Run]:
     hosts, ms, rate = SETTINGS[setting]
-    folder = out / f"{setting}-{steps}-{seed}"
+    folder = out / f"{setting}-{recipes[0]}-{steps}-{seed}"
     if not list(folder.rglob(RECORD)):
-        words = ["compare", *RECIPES, "--workload", "lm", "--hosts", str(hosts), "--rate", rate, "--steps", str(steps)]
-        more = [
-            "--chunk",
-            "25",
-            "--patience",
-            "1",
-            "--seed",
-            str(seed),
-            "--compute",
-            f"{ms}ms",
-            "--timing",
-            "--out",
-            str(folder),
-        ]
-        subprocess.run([sys.executable, "-m", "gossamer", *words, *more], check=True)
-    runs = Record.read(next(folder.rglob(RECORD))).runs
-    return {one.name: one.steps[-1].seconds / one.steps[-1].step for one in runs}
+        words = ["compare", *recipes, "--workload", "lm", "--hosts", str(hosts), "--rate", rate, "--steps", str(steps)]
+        more = f"--chunk 25 --patience 1 --seed {seed} --compute {ms}ms --timing --out {folder}"
+        subprocess.run([sys.executable, "-m", "gossamer", *words, *more.split()], check=True, stdout=sys.stderr)
+    return Record.read(next(folder.rglob(RECORD))).runs
+
+
+def mean_step(ends: list[float], steps: int) -> float:
+    """The mean of so many steps, from the moments at which those ended that were made."""
+    last = max(len(ends) // 4, 1)
+    later = (ends[-1] - ends[-1 - last]) / last
+    return (ends[-1] + (steps - len(ends)) * later) / steps
 
 
 def run_virtual(setting: str, steps: int) -> dict[str, float]:
@@ -94,16 +101,19 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, nargs="*")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--made", type=int, help="steps that auto makes")
+    parser.add_argument("--alone", type=int, help="steps that every other recipe makes")
     parser.add_argument("--virtual", action="store_true", help="on the simulator's clock")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-auto"))
     args = parser.parse_args()
+    args.made, args.alone = args.made or args.steps, args.alone or args.steps
     print(f"| setting | {' | '.join(RECIPES)} | auto above the best | above dense |")
     print("| --- " * (len(RECIPES) + 3) + "|")
     for setting in args.only or SETTINGS:
         if args.virtual:
             print(row(setting, [run_virtual(setting, args.steps)]), flush=True)
             continue
-        print(row(setting, [run(setting, seed, args.steps, args.out) for seed in range(args.runs)]), flush=True)
+        print(row(setting, [run(setting, seed, args) for seed in range(args.runs)]), flush=True)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,18 @@ def flats(run: Trained) -> list[torch.Tensor]:
     return [Replica.flat(replica) for replica in run.replicas]
 
 
+def test_gradients_arrive_by_the_blocks_that_are_in_force_also_after_a_controller_has_cut_them_anew() -> None:
+    recipe = "terngrad(last='qsgd')"  # sends the last layer in a block of its own
+    auto = f'auto(allow=("{recipe}",))'
+    slow = replace(CLUSTER, hosts=(replace(HOSTS, up=1e5),))
+    alone = trained(recipe, costs_on(slow, recipe, MODEL, NoWork()), 4).moments(4)
+    run = trained(auto, costs_on(slow, auto, MODEL, NoWork()), 18)
+    moments = run.moments(18)
+    assert any(f"auto: {recipe} from step 14" in each.decision for each in run.ledger.decisions)
+    assert len(moments) == 18
+    assert moments[-1] - moments[-2] == pytest.approx(alone[-1] - alone[-2], rel=1e-3)
+
+
 def test_a_step_takes_computing_and_the_ring_that_nothing_hides() -> None:
     costs = costs_on(CLUSTER, "allreduce + bucket(100.0)", MODEL, NoWork())
     run = trained("allreduce + bucket(100.0)", costs, steps=1)

@@ -13,6 +13,7 @@ from gossamer.controllers.auto_choice import (
     holds,
     mean_losses,
     median_of,
+    is_clear,
     order,
     predicted,
     rises,
@@ -150,6 +151,25 @@ def test_a_loss_rises_if_it_lies_above_its_trend_by_twice_its_noise() -> None:
     assert not rises(before, [nan] * 50)
     assert not rises([nan] * 44, [9.0] * 50)
     assert not rises([], [])
+
+
+def test_a_loss_that_rose_already_under_trials_is_judged_by_its_mean() -> None:
+    before = [1.0 + 0.01 * i + 0.02 * (-1) ** i for i in range(20)]  # ends at 1.19; its mean is 1.095
+    assert rises(before, [1.19] * 50)
+    assert not rises(before, [1.1] * 50)
+
+
+def test_a_trial_is_clear_if_its_slowest_step_is_far_below_denses_fastest() -> None:
+    dense = WindowMedian(3.0, 3.5, 4.0)
+    assert is_clear(WindowMedian(1.0, 1.5, 1.9), dense)
+    assert not is_clear(WindowMedian(1.0, 1.5, 2.0), dense)
+    assert not is_clear(WindowMedian(), dense)
+    assert not is_clear(WindowMedian(1.0, 1.0, 1.0), WindowMedian())
+
+
+def test_few_steps_have_a_median_only_where_few_are_asked_for() -> None:
+    assert not timing_of([times(rows=3)]).steps.known
+    assert timing_of([times(rows=3)], least=3).steps == WindowMedian(0.4, 0.4, 0.4)
 
 
 def test_steps_with_an_evaluation_before_them_are_left_out() -> None:
