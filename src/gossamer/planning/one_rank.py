@@ -5,7 +5,6 @@ part (gradients that arrive, their copies in buckets) follows `integrations`.
 """
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 

@@ -6,10 +6,10 @@ from math import ceil, prod, sqrt
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gossamer.core.bucket import Layout
 from gossamer.core.memory_pool import MemoryPool
+from gossamer.costs.quantities import say_size
 from gossamer.planning.dry_run import span
 from gossamer.planning.live_bytes import LiveBytes
 from gossamer.planning.model_cost import ModelCost
@@ -44,6 +44,20 @@ class Memory:
     @property
     def peak(self) -> float:
         return self.training + self.keeps + self.step
+
+    def in_words(self) -> str:
+        """
+        >>> Memory(model=4e6, gradients=4e6, optimizer=4e6, keeps=0, step=4e6).in_words()
+        'model 4 MB, gradients 4 MB, optimizer 4 MB, kept by the recipe 0 B, a step besides 4 MB'
+        """
+        kinds = {
+            "model": self.model,
+            "gradients": self.gradients,
+            "optimizer": self.optimizer,
+            "kept by the recipe": self.keeps,
+            "a step besides": self.step,
+        }
+        return ", ".join(f"{kind} {say_size(length)}" for kind, length in kinds.items())
 
 
 def memory_of(
