@@ -1,12 +1,11 @@
 """Counts the bytes of tensors that are alive while a program runs, and the most that were at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
@@ -31,10 +30,15 @@ class LiveBytes(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves((args, kwargs, out)):
-            if isinstance(leaf, Tensor):
-                self._note(leaf)
+        self._note_all((args, out, *(kwargs or {}).values()))
         return out
+
+    def _note_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if isinstance(value, Tensor):
+                self._note(value)
+            elif isinstance(value, tuple | list):
+                self._note_all(value)
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
