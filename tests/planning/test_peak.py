@@ -98,3 +98,8 @@ def test_what_fits_between_steps_but_not_at_the_peak_is_refused() -> None:
     assert sparse.error.startswith("it does not fit: at its peak a rank holds ")
     assert sparse.memory is not None
     assert sparse.memory.training + sparse.memory.keeps < needed < sparse.memory.peak
+
+
+def test_a_long_round_holds_what_a_short_one_does() -> None:
+    short, long = (held(f"local_sgd({every})") for every in (8, 1000))
+    assert long.peak == pytest.approx(short.peak, rel=0.01)

@@ -89,8 +89,8 @@ class OneRank:
             self._flats = [bucket.empty() for bucket in buckets]
         for i, bucket in enumerate(buckets):
             for param in bucket.params:
-                own = torch.empty_like(param.values).normal_(std=1e-3, generator=self._noise)
-                param.parameter.grad = own
+                own = torch.empty_like(param.values)
+                param.parameter.grad = own.normal_(std=1e-3, generator=self._noise) if averages else own.fill_(1e-3)
             if averages:
                 self._copy(i)
                 self._run(self.worker.ready(i, self._flats[i]))

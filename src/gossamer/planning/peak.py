@@ -1,7 +1,8 @@
 """The most memory that a rank holds in a step: the recipe's own program is run on a small model, and its live bytes are counted."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil, prod, sqrt
 from typing import Any
 
@@ -22,7 +23,7 @@ from gossamer.runtime.params import Param, params_of
 ELEMENTS = 2**20  # of a model that is rehearsed; a larger one is cut down to it, in proportion
 BUCKETS = 12  # of a model that is rehearsed; of more, what one bucket takes follows from two coarser cuts
 FEW = 4  # nodes; what more of them take lies on a line through so many and twice as many
-STEPS = 70  # at most, of a rehearsal
+ROUND = 32  # steps of a round that are rehearsed; a longer one is entered so late that it ends after so many
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -70,10 +71,10 @@ def memory_of(
     on_device: bool,
 ) -> Memory:
     """What a rank of `size` holds at its peak under a recipe that keeps so many bytes between steps."""
-    rehearsal = _Rehearsal(recipe, buckets, model.dtype, on_device)
+    rehearsal = _Rehearsal(str(recipe), tuple(model.shapes.items()), model.dtype, on_device, recipe, buckets)
     unit = model.width * model.numel
     momenta = float(model.momenta * unit)
-    besides = unit * _at_size(rehearsal.multiple, size, per_node) - 2 * unit
+    besides = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), size, per_node) - 2 * unit
     return Memory(float(unit), float(unit), momenta, keeps, max(besides - keeps, 0.0))
 
 
@@ -90,10 +91,12 @@ def _at_size(multiple: Callable[[int], float], size: int, per_node: int) -> floa
 class _Rehearsal:
     """Steps of one rank on a model that is cut down, in buckets with the parts of the real ones."""
 
-    recipe: Recipe
-    buckets: Sequence[BucketState]
+    text: str  # of the recipe
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
     on_device: bool
+    recipe: Recipe = field(compare=False)
+    buckets: Sequence[BucketState] = field(compare=False)
 
     def multiple(self, size: int) -> float:
         """The most live bytes, in multiples of the model's own."""
@@ -112,13 +115,13 @@ class _Rehearsal:
         elements = sum(prod(shape) for each in shapes for shape in each.values())
         with torch.random.fork_rng(devices=[]), LiveBytes() as live:
             rank = self._rank(cut, shapes, size)
-            for _ in range(self._steps()):
+            for _ in range(2 * min(self.recipe.schedule.shape.period, ROUND) + 2):
                 rank.take_step()
         return live.most / (elements * DTYPES[self.dtype].itemsize)
 
-    def _steps(self) -> int:
-        first, last = span(self.recipe)
-        return min(2 * self.recipe.schedule.shape.period + 2, last - first + 3, STEPS)
+    def _first(self) -> int:
+        """The first step: that of a round, or of the last part of a long one."""
+        return span(self.recipe)[0] + max(self.recipe.schedule.shape.period - ROUND, 0)
 
     def _rank(
         self, cut: Sequence[Sequence[BucketState]], shapes: Sequence[Mapping[str, tuple[int, ...]]], size: int
@@ -134,7 +137,7 @@ class _Rehearsal:
             self._bucket(group[0], {name: worker.params[name] for name in each}, size)
             for group, each in zip(cut, shapes, strict=True)
         ]
-        worker.step, _ = span(self.recipe)
+        worker.step = self._first()
         received = FreshMemory() if self.on_device else MemoryPool()
         return OneRank(worker, optimizer, received, own_stay=not self.on_device)
 
@@ -146,6 +149,12 @@ class _Rehearsal:
         return BucketState(
             layout, tuple(params.values()), like.exchange, like.memory, shift, like.fragment, like.group, size
         )
+
+
+@lru_cache(maxsize=1024)
+def _multiple(rehearsal: _Rehearsal, size: int) -> float:
+    """As often as a plan asks at other rates and latencies, a rank is rehearsed once."""
+    return rehearsal.multiple(size)
 
 
 def _merged(buckets: Sequence[BucketState], count: int) -> list[list[BucketState]]:
