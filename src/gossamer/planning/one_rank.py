@@ -152,7 +152,7 @@ class OneRank:
 
     def _letter(self, length: int) -> Tensor:
         own, self._sent = self._sent, None
-        return self._arrived(torch.empty(0, dtype=torch.uint8) if own is None else own, length)
+        return self._arrived(torch.empty(0, dtype=torch.uint8, device="cpu") if own is None else own, length)
 
     def _gathered(self, verb: AllGather) -> list[Tensor]:
         """As gloo does: all wires at once, or one that is read while the next one comes."""

@@ -127,7 +127,7 @@ class _Rehearsal:
         self, cut: Sequence[Sequence[BucketState]], shapes: Sequence[Mapping[str, tuple[int, ...]]], size: int
     ) -> OneRank:
         named = {
-            name: torch.zeros(shape, dtype=DTYPES[self.dtype]).requires_grad_()
+            name: torch.zeros(shape, dtype=DTYPES[self.dtype], device="cpu").requires_grad_()
             for each in reversed(shapes)
             for name, shape in each.items()
         }
