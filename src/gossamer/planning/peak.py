@@ -9,12 +9,14 @@ from typing import Any
 import torch
 
 from gossamer.core.bucket import Layout
+from gossamer.core.errors import GossamerError
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.costs.quantities import say_size
 from gossamer.planning.dry_run import span
 from gossamer.planning.live_bytes import LiveBytes
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.one_rank import FreshMemory, OneRank
+from gossamer.planning.pieces import Programs
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
 from gossamer.runtime.buckets import BucketState
@@ -36,6 +38,7 @@ class Memory:
     optimizer: float
     keeps: float  # the recipe, between steps
     step: float  # what a step needs besides, at its peak
+    is_least: bool = False  # a rank cannot be rehearsed alone: a step's part is then that of its buckets
 
     @property
     def training(self) -> float:
@@ -56,26 +59,29 @@ class Memory:
             "gradients": self.gradients,
             "optimizer": self.optimizer,
             "kept by the recipe": self.keeps,
-            "a step besides": self.step,
+            f"a step besides{' at least' if self.is_least else ''}": self.step,
         }
         return ", ".join(f"{kind} {say_size(length)}" for kind, length in kinds.items())
 
 
-def memory_of(
-    recipe: Recipe,
-    buckets: Sequence[BucketState],
-    model: ModelCost,
-    keeps: float,
-    size: int,
-    per_node: int,
-    on_device: bool,
-) -> Memory:
-    """What a rank of `size` holds at its peak under a recipe that keeps so many bytes between steps."""
-    rehearsal = _Rehearsal(str(recipe), tuple(model.shapes.items()), model.dtype, on_device, recipe, buckets)
-    unit = model.width * model.numel
-    momenta = float(model.momenta * unit)
-    besides = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), size, per_node) - 2 * unit
-    return Memory(float(unit), float(unit), momenta, keeps, max(besides - keeps, 0.0))
+def memory_of(programs: Programs, model: ModelCost, keeps: float) -> Memory:
+    """What a rank holds at its peak if it runs these programs, and keeps so many bytes between steps."""
+    cluster, recipe, unit = programs.cluster, programs.recipe, float(model.bytes)
+    shapes = tuple(model.shapes.items())
+    rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, recipe, programs.buckets)
+    per_node = max(cluster.ranks_per_node // programs.sharing, 1)
+    try:
+        held = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), programs.size, per_node)
+    except (
+        GossamerError,
+        RuntimeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ):  # what it does depends on other ranks' answers
+        buckets = float(model.wide * model.numel)
+        return Memory(unit, unit, model.momenta * unit, keeps, buckets, is_least=True)
+    return Memory(unit, unit, model.momenta * unit, keeps, max(held - 2 * unit - keeps, 0.0))
 
 
 def _at_size(multiple: Callable[[int], float], size: int, per_node: int) -> float:

@@ -85,11 +85,7 @@ class Prepared:
     @cached_property
     def memory(self) -> Memory:
         """What a rank holds at its peak. One rank is rehearsed for it, the first time that it is asked for."""
-        programs, cluster = self.programs, self.programs.cluster
-        per_node = max(cluster.ranks_per_node // programs.sharing, 1)
-        return memory_of(
-            programs.recipe, programs.buckets, self.model, self.keeps, programs.size, per_node, cluster.has_gpus
-        )
+        return memory_of(self.programs, self.model, self.keeps)
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:

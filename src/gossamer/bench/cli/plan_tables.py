@@ -87,7 +87,8 @@ def _cells(row: Row, names: list[str], dense: str) -> list[str]:
     cells += [f"{row.of[n]:.2f}" for n in names]
     cells += [_time(s.work), _time(s.network), say_size(s.sent), say_size(s.card)]
     held = row.memory
-    cells += ["", ""] if held is None else [say_size(held.keeps) if held.keeps else "", say_size(held.peak)]
+    kept = say_size(held.keeps) if held is not None and held.keeps else ""
+    cells += [kept, "" if held is None else f"{'over ' if held.is_least else ''}{say_size(held.peak)}"]
     cells.append(_intervals(row.pays.get(dense, [])))
     cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
     cells.append("" if row.every is None else str(row.every))
