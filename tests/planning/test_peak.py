@@ -64,12 +64,9 @@ def test_rounds_hold_the_anchor_and_what_they_send_beside_the_gradients() -> Non
     assert found.keeps + found.step == pytest.approx(3 * found.model, rel=0.02)
 
 
-def test_gathered_wires_of_more_ranks_take_more() -> None:
-    few, many = (held("gather(bf16())", cluster=from_flags(nodes=n, rate=1e9)).peak for n in (4, 64))
-    assert many >= few
-    assert held("allreduce", cluster=from_flags(nodes=64, rate=1e9)).peak == pytest.approx(
-        held("allreduce").peak, rel=0.01
-    )
+def test_dense_averages_of_many_ranks_take_what_those_of_two_do() -> None:
+    many = held("allreduce", cluster=from_flags(nodes=64, rate=1e9))
+    assert many.peak == pytest.approx(held("allreduce").peak, rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(presets()))

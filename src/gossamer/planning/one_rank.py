@@ -6,6 +6,7 @@ part (gradients that arrive, their copies in buckets) follows `integrations`.
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -21,9 +22,10 @@ from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import AllGather, AllToAll, Handle, Join, Program, Receive, Send, Start, Verb
 from gossamer.core.wire import kept, receive_order, send_order
 from gossamer.runtime import Worker
+from gossamer.runtime.params import Param
 
 T = TypeVar("T")
-MOST_REQUESTS = 200_000  # a schedule that makes more in a rehearsal never ends one of its programs
+MOST_REQUESTS = 50_000  # a schedule that makes more in a rehearsal never ends one of its programs
 
 
 class FreshMemory(MemoryPool):
@@ -88,21 +90,21 @@ class OneRank:
         if averages and not self._flats:
             self._flats = [bucket.empty() for bucket in buckets]
         for i, bucket in enumerate(buckets):
-            for param in bucket.params:
-                own = torch.empty_like(param.values)
-                param.parameter.grad = own.normal_(std=1e-3, generator=self._noise) if averages else own.fill_(1e-3)
+            slots = [view for _, view in Bucket(self._flats[i], bucket.layout).tensors()] if averages else []
+            for param, slot in zip_longest(bucket.params, slots):
+                self._arrives(param, slot)
             if averages:
-                self._copy(i)
                 self._run(self.worker.ready(i, self._flats[i]))
 
-    def _copy(self, index: int) -> None:
-        """Copy a bucket's gradients into its flat tensor; on a device they are freed then."""
-        bucket, flat = self.worker.buckets[index], self._flats[index]
-        for param, (_, view) in zip(bucket.params, Bucket(flat, bucket.layout).tensors(), strict=True):
-            assert param.gradient is not None
-            view.copy_(param.gradient)
-            if not self._own_stay and param.takes(view):
-                param.hand(view)
+    def _arrives(self, param: Param, slot: Tensor | None) -> None:
+        """Backward makes a gradient; it is copied into its bucket, and on a device freed then."""
+        own = torch.empty_like(param.values)
+        param.hand(own.fill_(1e-3) if slot is None else own.normal_(std=1e-3, generator=self._noise))
+        if slot is None:
+            return
+        slot.copy_(own)
+        if not self._own_stay and param.takes(slot):
+            param.hand(slot)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
