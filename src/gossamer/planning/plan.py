@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
@@ -14,6 +15,7 @@ from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
+from gossamer.planning.peak import Memory, memory_of
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import BUSY, Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
@@ -76,9 +78,14 @@ class Prepared:
     simulated: int = 0  # ranks, where no one rank stands for all
 
     @property
-    def memory(self) -> float:
-        """Bytes that a rank keeps besides the model and its optimizer."""
+    def keeps(self) -> float:
+        """Bytes that a rank keeps between steps besides the model and its optimizer."""
         return self.programs.state_bytes + self.copies * self.model.wide * self.model.numel
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What a rank holds at its peak. One rank is rehearsed for it, the first time that it is asked for."""
+        return memory_of(self.programs, self.model, self.keeps)
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:
@@ -146,7 +153,7 @@ class Row:
     pays: Mapping[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])  # against each baseline
     busy_at: Mapping[float, float] = field(default_factory=dict[float, float])  # rates, by utilisation
     rounds: Mapping[float, int] = field(default_factory=dict[float, int])  # steps of the shortest round, by utilisation
-    memory: float = 0.0  # bytes that a rank holds besides the model and its optimizer
+    memory: Memory | None = None  # of a recipe's rank, at its peak
     latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
     kept: float | None = None  # the share of time that failures leave
     money: Money | None = None  # a step of all hosts
@@ -315,8 +322,8 @@ class _Planner:
             prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
         except GossamerError as error:
             return Row(name=name, error=str(error))
-        if (needed := self.model.training_bytes + prepared.memory) > cluster.memory:
-            return Row(name=name, memory=prepared.memory, error=_too_large(needed, cluster.memory))
+        if prepared.memory.peak > cluster.memory:
+            return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
         found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
         at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
@@ -357,10 +364,10 @@ class _Planner:
         return pays, busy_at(lambda rate: at(rate).utilisation)
 
 
-def _too_large(needed: float, memory: float) -> str:
+def _too_large(needed: Memory, memory: float) -> str:
     return (
-        f"it does not fit: parameters, gradients, momenta and what the recipe keeps are {say_size(needed)} of a rank, besides "
-        f"activations, and a rank may use {say_size(memory)}"
+        f"it does not fit: at its peak a rank holds {say_size(needed.peak)} besides activations ({needed.in_words()}), and a rank may "
+        f"use {say_size(memory)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
@@ -16,6 +17,7 @@ from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.peak import Memory
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
@@ -24,7 +26,7 @@ from gossamer.planning.targets import HOSTS, Reached, Target
 from gossamer.planning.work import WorkSource
 
 WIDE = 170  # columns of a terminal that has room for the whole table
-LEFT_OUT = ("between", "by card", "memory", "busy 90 % at", "every")  # of the table on a narrower one
+LEFT_OUT = ("between", "by card", "keeps", "at peak", "busy 90 % at", "every")  # of the table on a narrower one
 
 
 def table(plan: TrainingPlan, words: list[str]) -> None:
@@ -62,7 +64,7 @@ def _severity(plan: TrainingPlan) -> float:
 def _rows(plan: TrainingPlan, narrow: bool) -> Table:
     names = [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
-    titles += ["work", "network", "sent", "by card", "memory", "pays below", "busy 90 % at", "every"]
+    titles += ["work", "network", "sent", "by card", "keeps", "at peak", "pays below", "busy 90 % at", "every"]
     titles += [f"{dense.currency} / 1000 steps"] if (dense := plan.dense.money) is not None else []
     titles += ["time kept"] if plan.dense.kept is not None else []
     shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
@@ -84,7 +86,9 @@ def _cells(row: Row, names: list[str], dense: str) -> list[str]:
     cells = [escape(row.name), say_seconds(s.step), between, f"{s.utilisation:.0%}"]
     cells += [f"{row.of[n]:.2f}" for n in names]
     cells += [_time(s.work), _time(s.network), say_size(s.sent), say_size(s.card)]
-    cells.append(say_size(row.memory) if row.memory else "")
+    held = row.memory
+    kept = say_size(held.keeps) if held is not None and held.keeps else ""
+    cells += [kept, "" if held is None else f"{'over ' if held.is_least else ''}{say_size(held.peak)}"]
     cells.append(_intervals(row.pays.get(dense, [])))
     cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
     cells.append("" if row.every is None else str(row.every))
@@ -156,7 +160,7 @@ def as_dict(plan: TrainingPlan, words: list[str]) -> dict[str, Any]:
 
 def _row_dict(row: Row) -> dict[str, Any]:
     if row.seconds is None:
-        return {"recipe": row.name, "error": row.error}
+        return {"recipe": row.name, "error": row.error, "memory": _memory(row.memory)}
     return {
         "recipe": row.name,
         "step_s": row.seconds.step,
@@ -166,7 +170,8 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "utilisation": row.seconds.utilisation,
         "sent_bytes": row.seconds.sent,
         "nic_bytes": row.seconds.card,
-        "extra_memory_bytes": row.memory,
+        "extra_memory_bytes": 0.0 if row.memory is None else row.memory.keeps,
+        "memory": _memory(row.memory),
         "of": dict(row.of),
         "pays": {base: [[i.low, None if i.high == inf else i.high] for i in found] for base, found in row.pays.items()},
         "pays_at": {f"{share:g}": rate for share, rate in row.busy_at.items()},
@@ -177,6 +182,11 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "simulated_ranks": row.simulated,
         "source": {"work": row.work},
     }
+
+
+def _memory(held: Memory | None) -> dict[str, float] | None:
+    """Bytes by kind, and their sum; None for a baseline, and for a recipe that cannot run."""
+    return None if held is None else {**asdict(held), "peak": held.peak}
 
 
 def _split(s: StepSeconds) -> dict[str, float]:
@@ -203,6 +213,7 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     split = ", ".join(f"{name} {say_seconds(value)}" for name, value in _split(found).items() if value > 0)
     screen.print(f"  {split}")
     screen.print(f"  work: {work.name}; computing: {model.source}")
+    screen.print(f"  memory at its peak, {say_size(prepared.memory.peak)}: {prepared.memory.in_words()}")
     if model.is_narrow:
         screen.print(f"  parameters in {model.dtype}; the recipe averages in fp32, and copies the means back")
     for number, step in enumerate(prepared.steps[prepared.warm :], 1):

@@ -262,7 +262,7 @@ def refuse_beyond_memory(
     rows = list[tuple[str, float]]()
     for recipe in recipes:
         is_async = Recipe.of(recipe).schedule.shape.is_async  # such are not planned
-        kept = model.bytes if is_async else prepare(recipe, model, cluster, NoWork()).memory
+        kept = model.bytes if is_async else prepare(recipe, model, cluster, NoWork()).keeps
         bodies = 1 if recipe in shared else cluster.size
         rows.append((recipe, bodies * model.training_bytes + cluster.size * (model.bytes + kept)))
     if max(taken for _, taken in rows) > allowed:

@@ -17,6 +17,7 @@ from gossamer.bench.report.page import embed
 from gossamer.bench.report.pages import PAGE, asset, filled
 from gossamer.bench.report.palette import INK, MARKS, PARTS, Style, hues
 from gossamer.core import files
+from gossamer.costs.quantities import say_size
 from gossamer.planning.plan import TrainingPlan
 from gossamer.planning.rates import TIE
 from gossamer.planning.verdict import SENTENCES, also, dense_name
@@ -49,6 +50,7 @@ def render(plan: TrainingPlan, grid: Grid) -> str:
         plan=plan,
         styles=styles(grid),
         parts=PARTS,
+        say_size=say_size,
         baselines=grid.baselines,
         recipes=[name for name in grid.seconds if name not in grid.baselines],
         sources=sorted({row.work for row in plan.possible if row.work}),
