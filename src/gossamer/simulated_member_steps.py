@@ -5,6 +5,7 @@ It drops a step, meets the others and takes part in what they are in the midst o
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +15,7 @@ from gossamer.core.errors import PeerError
 from gossamer.core.programs import through
 from gossamer.core.schedule import Elastic
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
-from gossamer.core.verbs import Compute, MembersChanged, Present, Program, Regroup, Verb, now, regroup
+from gossamer.core.verbs import Compute, MembersChanged, Present, Program, Regroup, Verb, join, now, regroup
 from gossamer.fabrics.sim_members import SimMembers
 from gossamer.fabrics.torch.last_collective import level
 from gossamer.fabrics.torch.reunion import Reunion
@@ -190,8 +191,19 @@ class MemberSteps:
         if clock - self._told >= 1.0:
             self._told, self._training.owes[self._rank] = clock, self.worker.residual_norm()
         if self._training.members.is_called(clock):
+            yield from self._see_through()
             yield from self._meet(PeerError("ranks have come"))
             yield from self._take_part()
+
+    def _see_through(self) -> Program[None]:
+        """Let averages and messages in flight come to their end, or fail; so a comm thread ends where nothing has failed."""
+        self._meets = True
+        try:
+            for handle in self.worker.in_flight.handles:
+                with suppress(PeerError):
+                    yield from join(handle)
+        finally:
+            self._meets = False
 
     # -- members change --------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,11 @@ class InFlightTable:
         return list(dict.fromkeys(self._flights.values()))
 
     @property
+    def handles(self) -> list[Handle[Any]]:
+        """What is waited for: averages, in the order of their launches, then messages."""
+        return [handle for flight in self.averages for handle in flight.handles.values()] + [*self.posted.values()]
+
+    @property
     def lost(self) -> list[int]:
         """The buckets whose averages have arrived and are not finite."""
         return [i for i, flight in self._flights.items() if flight.lost]
