@@ -14,6 +14,7 @@ from tests.gang import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+FORKED = ROOT / "tests" / "forked.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 # What each trainer says of the models in `scripts/wrappers.py`.
 AVERAGE_THEMSELVES = {
@@ -57,7 +58,7 @@ def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
 
 def on_forked_ranks(script: str, folder: Path, *cases: str, ranks: int = 2) -> None:
     """The same, without torchrun: the libraries are loaded once for all ranks."""
-    python(folder, Path(__file__).with_name("forked.py"), str(ranks), SCRIPTS / script, folder, *cases)
+    python(folder, FORKED, str(ranks), SCRIPTS / script, folder, *cases)
 
 
 def seen(folder: Path, case: str, ranks: int = 2) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gossamer import kernels
 from gossamer.bench.compare.parent_death import end_with_parent
 
 
@@ -39,6 +40,7 @@ def run_as(rank: int, ranks: int, words: list[str]) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["STANDALONE_PORT"]}
+    os.environ["TORCHELASTIC_RUN_ID"] = "forked"  # by which Lightning knows that somebody else starts the ranks
     sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
     runpy.run_path(words[0], run_name="__main__")
 
@@ -47,6 +49,7 @@ def main() -> None:
     ranks, words = int(sys.argv[1]), sys.argv[2:]
     load_imports(Path(words[0]))
     importlib.import_module("torch._dynamo")  # which an optimizer's first step would load
+    kernels.warmup()  # which the first step of a codec would load
     gc.freeze()  # what all begin with is not looked through by each as it ends, which takes a second
     living = set[int]()
     for rank in range(ranks):
