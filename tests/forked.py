@@ -40,7 +40,6 @@ def run_as(rank: int, ranks: int, words: list[str]) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": os.environ["STANDALONE_PORT"]}
-    os.environ["TORCHELASTIC_RUN_ID"] = "forked"  # by which Lightning knows that somebody else starts the ranks
     sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
     runpy.run_path(words[0], run_name="__main__")
 

@@ -467,7 +467,7 @@ def test_the_example_runs() -> None:
         [*start, "--steps", "12", "--recipe", recipe],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env=os.environ | {"STANDALONE_PORT": str(free_port())},
     )

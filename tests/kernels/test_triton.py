@@ -163,7 +163,7 @@ def test_triton_writes_the_same_bits(lengths: tuple[int, ...]):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.strip() == "equal"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.trainers.ranks import (
     AVERAGE_THEMSELVES,
+    BY_TORCHRUN,
     blocks,
     changed,
     on_forked_ranks,
@@ -32,7 +33,7 @@ KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of two ranks for all quick tests."""
     folder = tmp_path_factory.mktemp("fabric")
-    on_forked_ranks("fabric_cases.py", folder, *QUICK)
+    on_forked_ranks("fabric_cases.py", folder, *QUICK, **BY_TORCHRUN)
     return folder
 
 
