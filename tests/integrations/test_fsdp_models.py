@@ -1,5 +1,6 @@
 """Sharded models of all sorts train as dense ones do; what cannot be trained is refused on all ranks, with the way out."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.gang import Gang
+from tests.gang import Gang, free_port
 from tests.integrations import sharded
 from tests.integrations.loops import DEADLINE, SEED, same, usual
 from tests.integrations.sharded import WIDTHS, batch, cut, dense, full, mesh_of, sgd
@@ -30,6 +31,7 @@ pytestmark = [
     pytest.mark.gang,
     pytest.mark.skipif(torch.__version__ < "2.13", reason="FSDP2 trains on processors since torch 2.13"),
 ]
+ROOT = Path(__file__).parents[2]
 STEPS = 4
 
 
@@ -459,10 +461,15 @@ def test_replicas_start_from_the_first_ones_model_and_optimizer(gang4: Gang) -> 
 
 def test_the_example_runs() -> None:
     recipe = "scatter(qsgd()) + local_sgd(8)"
-    script = Path(__file__).parents[2] / "examples" / "hsdp.py"
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    script = ROOT / "examples" / "hsdp.py"
+    start = [sys.executable, str(ROOT / "tests" / "forked.py"), "4", str(script)]
     done = subprocess.run(
-        [*start, "--steps", "12", "--recipe", recipe], capture_output=True, text=True, timeout=120, check=False
+        [*start, "--steps", "12", "--recipe", recipe],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"STANDALONE_PORT": str(free_port())},
     )
     assert done.returncode == 0, done.stderr
     assert f"{recipe}: loss " in done.stdout

@@ -14,6 +14,8 @@ from tests.gang import free_port
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
+FORKED = ROOT / "tests" / "forked.py"
+BY_TORCHRUN = {"TORCHELASTIC_RUN_ID": "forked"}  # by which Lightning knows that somebody else starts its ranks
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 # What each trainer says of the models in `scripts/wrappers.py`.
 AVERAGE_THEMSELVES = {
@@ -40,9 +42,9 @@ def started(folder: Path, script: Path) -> Iterator[subprocess.Popen[bytes]]:
             running.kill()
 
 
-def python(folder: Path, *words: str | Path, ends: bool = True) -> str:
+def python(folder: Path, *words: str | Path, ends: bool = True, **variables: str) -> str:
     """Run Python in a folder and return what it printed; `ends=False` for a script that is killed."""
-    env = environment()
+    env = environment() | variables
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
     said = f"{' '.join(command)}\nended with {done.returncode} and said:\n{done.stdout}\n{done.stderr}"
@@ -55,9 +57,9 @@ def on_ranks(script: str, folder: Path, *cases: str, ends: bool = True) -> str:
     return python(folder, *TORCHRUN, SCRIPTS / script, folder, *cases, ends=ends)
 
 
-def on_forked_ranks(script: str, folder: Path, *cases: str, ranks: int = 2) -> None:
-    """The same, without torchrun: the libraries are loaded once for all ranks."""
-    python(folder, Path(__file__).with_name("forked.py"), str(ranks), SCRIPTS / script, folder, *cases)
+def on_forked_ranks(script: str, folder: Path, *cases: str, ranks: int = 2, **variables: str) -> None:
+    """The same, without torchrun: the libraries are loaded once for all ranks, which see these variables of the environment."""
+    python(folder, FORKED, str(ranks), SCRIPTS / script, folder, *cases, **variables)
 
 
 def seen(folder: Path, case: str, ranks: int = 2) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Fabric with a strategy of gossamer: two ranks under torchrun, which save what they saw."""
+"""Fabric with a strategy of gossamer: two ranks, which save what they saw."""
 
 import importlib.util
 import signal
@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen, started
+from tests.trainers.ranks import (
+    AVERAGE_THEMSELVES,
+    BY_TORCHRUN,
+    blocks,
+    changed,
+    on_forked_ranks,
+    on_ranks,
+    patched,
+    python,
+    seen,
+    started,
+)
 
 pytestmark = [
     pytest.mark.gang,
@@ -22,7 +33,7 @@ KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of two ranks for all quick tests."""
     folder = tmp_path_factory.mktemp("fabric")
-    on_ranks("fabric_cases.py", folder, *QUICK)
+    on_forked_ranks("fabric_cases.py", folder, *QUICK, **BY_TORCHRUN)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Lightning's Trainer with a strategy of gossamer: two ranks under torchrun, which save what they saw."""
+"""Lightning's Trainer with a strategy of gossamer: two ranks, which save what they saw."""
 
 import importlib
 import importlib.util
@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.trainers.ranks import AVERAGE_THEMSELVES, blocks, changed, on_ranks, patched, python, seen
+from tests.trainers.ranks import (
+    AVERAGE_THEMSELVES,
+    BY_TORCHRUN,
+    blocks,
+    changed,
+    on_forked_ranks,
+    on_ranks,
+    patched,
+    python,
+    seen,
+)
 
 from gossamer.trainers.releases import LIGHTNING, refuse_release
 
@@ -23,7 +33,7 @@ KILLED = ("allreduce", "topk", "powersgd", "slowmo(4)", "local_sgd(4)", "sgp")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One start of two ranks for all quick tests; the last case ends with an exception on one rank."""
     folder = tmp_path_factory.mktemp("lightning")
-    on_ranks("lightning_cases.py", folder, *QUICK)
+    on_forked_ranks("lightning_cases.py", folder, *QUICK, **BY_TORCHRUN)
     return folder
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
+from gossamer import kernels
 from gossamer.bench.compare.parent_death import end_with_parent
 
 
@@ -47,6 +48,7 @@ def main() -> None:
     ranks, words = int(sys.argv[1]), sys.argv[2:]
     load_imports(Path(words[0]))
     importlib.import_module("torch._dynamo")  # which an optimizer's first step would load
+    kernels.warmup()  # which the first step of a codec would load
     gc.freeze()  # what all begin with is not looked through by each as it ends, which takes a second
     living = set[int]()
     for rank in range(ranks):
