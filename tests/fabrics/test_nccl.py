@@ -1,6 +1,7 @@
 """What reaches NCCL, and when, on a group that only writes it down. (tests/gpu has one that answers.)"""
 
 import time
+from threading import Event
 from typing import Any
 
 import pytest
@@ -124,3 +125,27 @@ def test_a_communicator_is_destroyed_in_peace_and_aborted_after_a_failure(monkey
     assert waiting[1].said == ["shutdown", "abort"]
     peaceful[0].hang_up(1.0)
     assert peaceful[1].said == ["shutdown"]
+
+
+def test_whoever_hangs_up_does_not_wait_for_the_groups_destructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's joins the watchdog, which may sleep for minutes after NCCL has lost a peer."""
+    monkeypatch.setattr(nccl, "_FAREWELL", 0.1)
+    go_on, destroyed = Event(), Event()
+
+    class Slow(Group):
+        def __del__(self) -> None:
+            go_on.wait(60.0)
+            destroyed.set()
+
+    def slow() -> Nccl:
+        return Nccl(Slow(), 0, 3, torch.device("cpu"))
+
+    torn, peaceful = slow(), slow()
+    torn.tear()
+    began = time.monotonic()
+    torn.hang_up(1.0)
+    peaceful.hang_up(1.0)
+    assert time.monotonic() - began < 30.0
+    assert not destroyed.is_set()
+    go_on.set()
+    assert destroyed.wait(30.0)

@@ -145,9 +145,12 @@ def options_of(rank: int, size: int) -> tuple[float, list[int], bool, str, str]:
         )
 
 
-def handling(rank: int, size: int, before: str | None) -> tuple[str | None, str | None]:
+HANDLING, SLEEP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+
+
+def found_by_torch(rank: int, size: int, name: str, before: str | None) -> tuple[str | None, str | None]:
     """What torch finds when a group is made, and what the process has afterwards."""
-    name, found = "TORCH_NCCL_ASYNC_ERROR_HANDLING", list[str | None]()
+    found = list[str | None]()
 
     def backend(*_: object) -> Any:
         found.append(os.environ.get(name))
@@ -166,7 +169,15 @@ def handling(rank: int, size: int, before: str | None) -> tuple[str | None, str 
 @pytest.mark.parametrize("before", [None, "1"])
 def test_torch_does_not_end_the_process_when_nccl_notices_that_a_peer_is_gone(gang2: Gang, before: str | None) -> None:
     """Torch's default, and torchrun's: the user would see an abort in place of an error that names the rank."""
-    assert gang2.run(handling, before) == [("0", before)] * 2
+    assert gang2.run(found_by_torch, HANDLING, before) == [("0", before)] * 2
+
+
+@pytest.mark.parametrize("before", [None, "15000"])
+def test_torchs_watchdog_does_not_sleep_for_a_minute_after_each_collective_that_failed(
+    gang2: Gang, before: str | None
+) -> None:
+    """It sleeps four times as long as this, and the group's destructor waits for it."""
+    assert gang2.run(found_by_torch, SLEEP, before) == [("1", before)] * 2
 
 
 def test_nccls_watchdog_waits_longer_than_we_do(gang2: Gang) -> None:

@@ -8,7 +8,8 @@ import pytest
 from tests.gang import Gang
 
 from gossamer.bench.compare.calibrate import Figure
-from gossamer.bench.compare.gpu.calibrate import COPIED, GpuCalibration, copy_rates, measured_on
+from gossamer.bench.compare.gpu.calibrate import GpuCalibration, copy_rates, measured_on, refuse_shared_gpus
+from gossamer.core.errors import PeerError
 from gossamer.costs.cluster import WorkTable
 from gossamer.costs.cluster_file import read_cluster, write_cluster
 
@@ -25,8 +26,17 @@ FOUND = GpuCalibration(
 
 def test_copies_are_bytes_over_the_clocks_seconds() -> None:
     ticks = count()
-    down, up, memory = copy_rates("cpu", lambda: float(next(ticks)))
-    assert [figure.value for figure in (down, up, memory)] == [COPIED, COPIED, 2 * COPIED]
+    down, up, memory = copy_rates("cpu", lambda: float(next(ticks)), 1000)
+    assert [figure.value for figure in (down, up, memory)] == [1000, 1000, 2000]
+
+
+def test_ranks_that_share_a_gpu_are_told_so_before_nccl_refuses_them() -> None:
+    refuse_shared_gpus(["a of x", "b of x", "a of y"])
+    refuse_shared_gpus(["", ""])  # a driver that gives no ids
+    with pytest.raises(
+        PeerError, match=r"ranks 1, 2 share one GPU, b of x, and NCCL refuses that: start one rank for each GPU"
+    ):
+        refuse_shared_gpus(["a of x", "b of x", "b of x"])
 
 
 def test_a_ring_gives_the_latency_and_the_rate(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from gossamer.fabrics.liveness.store import default_store
 from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_all
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
-_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+# Variables that torch reads when a group is created. 0 is NoHandling (pytorch#155916). The second one is a quarter of the time
+# that the watchdog sleeps, with its locks held, for each collective that failed, so that torch can write its flight record.
+_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1"}
 _FAREWELL = 5.0  # seconds that closing a communicator may take; it may wait for peers on the same machine
 
 _made = Counter[tuple[int, ...]]()  # groups created so far of these ranks, to keep their keys in the store apart
@@ -54,18 +56,19 @@ def new_group(ranks: Sequence[int], size: int, deadline: float, device: torch.de
 def _left_to_us() -> Generator[None]:
     """Make torch leave NCCL's errors to gossamer, for a group that is created within this context.
 
-    Between machines NCCL notices a lost peer long before any deadline, and torch would then end the process. A variable that
-    torch reads when a group is created prevents it (0: NoHandling; pytorch#155916); torchrun sets it to another value. A rank
-    whose deadline is over reports the missing ranks and aborts.
+    Between machines NCCL notices a lost peer long before any deadline, and torch would then end the process, or let its
+    watchdog sleep for a minute, and whoever destroys the group waits for the watchdog. A rank whose deadline is over reports
+    the missing ranks and aborts.
     """
-    before = os.environ.get(_HANDLING)
-    os.environ[_HANDLING] = "0"
+    before = {name: os.environ.get(name) for name in _WATCHDOG}
+    os.environ.update(_WATCHDOG)
     try:
         yield
     finally:
-        os.environ.pop(_HANDLING)
-        if before is not None:
-            os.environ[_HANDLING] = before
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
 
 
 class Nccl:
@@ -111,13 +114,16 @@ class Nccl:
             _within(_FAREWELL, group.abort)
 
     def hang_up(self, patience: float) -> None:
-        """Destroy a working communicator, which completes its sends; abort a broken one."""
-        group, self._group = self._group, None
-        if group is None or self._torn:
+        """Destroy a working communicator, which completes its sends; abort a broken one.
+
+        torch's destructor waits for the watchdog's thread: it runs in a thread of its own, which is left if it takes too long.
+        """
+        held, self._group = [self._group], None
+        if held[0] is None:
             return
-        end = getattr(group, "shutdown", None) or group._shutdown  # called so until torch 2.6
-        if patience <= 0 or not _within(min(patience, _FAREWELL), end):
-            _within(_FAREWELL, group.abort)
+        if not self._torn:
+            _finish(held[0], patience)
+        _within(_FAREWELL, held.clear)
 
     def _all_gather(self, wire: Tensor) -> list[Tensor]:
         if wire.numel() == 0:
@@ -213,6 +219,12 @@ def refuse_shared(cards: Mapping[int, str]) -> None:
                 "own, such as device = torch.device('cuda', int(os.environ['LOCAL_RANK'])), or let gossamer send through the "
                 "CPU: process_group=torch.distributed.new_group(backend='gloo')"
             )
+
+
+def _finish(group: Any, patience: float) -> None:
+    end = getattr(group, "shutdown", None) or group._shutdown  # called so until torch 2.6
+    if patience <= 0 or not _within(min(patience, _FAREWELL), end):
+        _within(_FAREWELL, group.abort)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> bool:

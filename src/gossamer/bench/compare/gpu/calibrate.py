@@ -10,15 +10,17 @@ import torch
 import torch.distributed as dist
 
 from gossamer.bench.compare.calibrate import SIZES, Figure, all_reduce_seconds, waits_for
+from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts
 from gossamer.costs.cluster import WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.fabrics.torch.nccl import card_of
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
 from gossamer.planning.work_tables import measure_tables
 
-COPIED = 64 * 2**20  # bytes
+COPIED = 256 * 2**20  # bytes: of 64 MiB, a launch is a quarter of the time
 REPEATS = 7
 INSIDE = 20e9  # bytes per second between two ranks of a host, where only links between hosts were measured
 
@@ -91,12 +93,29 @@ def calibrate_gpus() -> GpuCalibration:
     torch.cuda.set_device(device)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=120))
+        refuse_shared_gpus(ControlGroup(120.0).texts(card_of(device)))
         return measured_on("cuda")
+    except PeerError:
+        raise
     except RuntimeError as error:
         raise PeerError(f"a rank failed while GPUs were measured: {' '.join(str(error).split())[:200]}") from error
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def refuse_shared_gpus(places: Sequence[str]) -> None:
+    """Raise an error if two ranks share a GPU: NCCL refuses them, and does not say why.
+
+    >>> refuse_shared_gpus(["GPU 1 of a", "GPU 1 of b"])
+    """
+    for place in places:
+        ranks = [rank for rank, other in enumerate(places) if place and other == place]
+        if len(ranks) > 1:
+            raise PeerError(
+                f"ranks {', '.join(map(str, ranks))} share one GPU, {place}, and NCCL refuses that: start one rank for each GPU, "
+                "with --nproc-per-node"
+            )
 
 
 def measured_on(
@@ -127,10 +146,10 @@ def measured_on(
     )
 
 
-def copy_rates(device: str, clock: Callable[[], float]) -> tuple[Figure, Figure, Figure]:
+def copy_rates(device: str, clock: Callable[[], float], length: int = COPIED) -> tuple[Figure, Figure, Figure]:
     """Bytes per second from the device to the host, back, and of its memory, reads and writes together."""
-    there = torch.zeros(COPIED, dtype=torch.uint8, device=device)
-    here = torch.zeros(COPIED, dtype=torch.uint8, device="cpu", pin_memory=device == "cuda")
+    there = torch.zeros(length, dtype=torch.uint8, device=device)
+    here = torch.zeros(length, dtype=torch.uint8, device="cpu", pin_memory=device == "cuda")
     again, wait = torch.empty_like(there), waits_for(device)
 
     def rate(copied: int, copy: Callable[[], object]) -> Figure:
@@ -144,7 +163,7 @@ def copy_rates(device: str, clock: Callable[[], float]) -> tuple[Figure, Figure,
         return Figure.of(rates[1:])
 
     return (
-        rate(COPIED, lambda: here.copy_(there, non_blocking=True)),
-        rate(COPIED, lambda: there.copy_(here, non_blocking=True)),
-        rate(2 * COPIED, lambda: again.copy_(there)),
+        rate(length, lambda: here.copy_(there, non_blocking=True)),
+        rate(length, lambda: there.copy_(here, non_blocking=True)),
+        rate(2 * length, lambda: again.copy_(there)),
     )
