@@ -153,7 +153,7 @@ def test_averages_in_flight_arrive_before_ranks_meet_because_one_comes(monkeypat
         yield from launch_again(self)
 
     monkeypatch.setattr(Averaging, "launch_again", watched)
-    done = run("allreduce + streaming(2, fragments=2, delay=2)", arrivals=(LaterStart(3, Begin(step=9)),))
+    done = run("qsgd + streaming(2, fragments=2, delay=2)", arrivals=(LaterStart(3, Begin(step=9)),))
     assert [change.came for change in done.changes] == [(3,)]
     assert told == [([], 2)] * 4
     assert all_equal(anchors(done))
