@@ -17,6 +17,7 @@ from gossamer.costs.events import Absence, Begin, Events, LaterStart, SlowSteps
 from gossamer.integrations.regrouping import Regrouping
 from gossamer.planning.work import NoWork
 from gossamer.recipe import Recipe
+from gossamer.runtime.averaging import Averaging
 from gossamer.simulate import costs_on, replicas
 from gossamer.simulate import train as train_undisturbed
 from gossamer.simulated_members import MemberBackward, MemberCrew, MembersRun, MemberTimes, starting, train
@@ -141,6 +142,21 @@ def test_a_fragment_that_is_not_finite_is_dropped_by_all_also_where_members_chan
     assert all_equal(anchors(done))
     assert all(flat.isfinite().all() for flat in models(done))
     assert {replica.worker.record.dropped_rounds for replica in done.replicas.values()} & {1, 2}
+
+
+def test_averages_in_flight_arrive_before_ranks_meet_because_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on real ranks, whose comm threads come to their end before they are closed. Each step launches a fragment."""
+    launch_again, told = Averaging.launch_again, list[tuple[Any, int]]()
+
+    def watched(self: Any) -> Any:
+        told.append((self._worker.in_flight.told(), len(self._worker.in_flight.averages)))
+        yield from launch_again(self)
+
+    monkeypatch.setattr(Averaging, "launch_again", watched)
+    done = run("qsgd + streaming(2, fragments=2, delay=2)", arrivals=(LaterStart(3, Begin(step=9)),))
+    assert [change.came for change in done.changes] == [(3,)]
+    assert told == [([], 2)] * 4
+    assert all_equal(anchors(done))
 
 
 def test_a_mean_that_is_delayed_by_a_step_runs_again() -> None:

@@ -20,7 +20,11 @@ from torch.distributed import TCPStore
 import gossamer
 from gossamer.checkpoints import folder as dcp_folder
 from gossamer.core.errors import CheckpointError, GossamerError
+from gossamer.core.verbs import Program
 from gossamer.fabrics.liveness.members import Members
+from gossamer.integrations import consensus
+from gossamer.integrations.shared import SharedBuffers
+from gossamer.runtime import Worker
 
 pytestmark = pytest.mark.gang
 
@@ -52,6 +56,21 @@ def die_in_the_save(comm: gossamer.Communicator) -> None:
     dcp_folder._Job.write = dying  # type: ignore[method-assign]
 
 
+def die_in_the_consensus(comm: gossamer.Communicator) -> None:
+    """Kill this process in a save, when all have voted and the others wait for its model."""
+    swap_in = consensus.swap_in
+
+    def dying(worker: Worker, shared: SharedBuffers) -> Program[None]:
+        if comm.step == DEADLY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return swap_in(worker, shared)
+
+    consensus.swap_in = dying
+
+
+DEATHS = {"dies": die_in_the_save, "dies in the consensus": die_in_the_consensus}
+
+
 def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
     """A user's loop that saves now and then; `how` names the folder, and whether this rank dies in a save."""
     torch.set_num_threads(1)
@@ -66,8 +85,8 @@ def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float,
             warnings.simplefilter("always")
             comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
             resumed = gossamer.checkpoint.resume(comm, folder)
-            if end == "dies":
-                die_in_the_save(comm)
+            if end:
+                DEATHS[end](comm)
             began, first = comm.step, flat(model).tolist()
             pipe.send(began)
             with comm.leaving_at(seconds=60):
@@ -110,22 +129,38 @@ class Run(NamedTuple):
         return outcomes
 
 
-def start(learners: Callable[..., Learners], size: int, folder: Path, recipe: str, dying: tuple[int, ...] = ()) -> Run:
+def start(
+    learners: Callable[..., Learners],
+    size: int,
+    folder: Path,
+    recipe: str,
+    dying: tuple[int, ...] = (),
+    how: str = "dies",
+) -> Run:
     store = hold()
     run = Run(learners(size, store.port, recipe, 5.0), Members(store, 0, size), store)
     for rank in range(size):
-        run.all.start(rank, dies=f"{folder}{' dies' if rank in dying else ''}")
+        run.all.start(rank, dies=f"{folder}{f' {how}' if rank in dying else ''}")
     return run
 
 
+def slow(recipe: str, how: str = "dies") -> object:
+    return pytest.param(recipe, how, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "recipe",
-    [RECIPE, *(pytest.param(r, marks=pytest.mark.slow) for r in ("local_sgd(5)", "allreduce + streaming(6, delay=4)"))],
+    ("recipe", "how"),
+    [
+        (RECIPE, "dies"),
+        slow("local_sgd(5)"),
+        slow("local_sgd(8)", "dies in the consensus"),  # in the midst of a round
+        slow("allreduce + streaming(6, delay=4)"),
+    ],
 )
 def test_those_who_are_left_save_and_any_number_goes_on(
-    learners: Callable[..., Learners], recipe: str, tmp_path: Path
+    learners: Callable[..., Learners], recipe: str, how: str, tmp_path: Path
 ) -> None:
-    run = start(learners, 3, tmp_path, recipe, dying=(2,))
+    run = start(learners, 3, tmp_path, recipe, (2,), how)
     for rank in range(3):
         assert run.all.hear(rank) == 0
     run.all.processes[2].join(60.0)
