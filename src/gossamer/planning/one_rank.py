@@ -177,7 +177,7 @@ class OneRank:
         came = kept(verb.wires[rank])
         leaving = kept(verb.wires[to[1]]) if size > 1 else came
         for i, source in enumerate(sources[1:], start=1):
-            coming = self._arrived(leaving, verb.lengths[source])
+            coming = self._arrived(came, verb.lengths[source])  # others send what this rank has for itself
             take(sources[i - 1], came)
             leaving = kept(verb.wires[to[i + 1]]) if i + 1 < size else leaving
             came = coming
