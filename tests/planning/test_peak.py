@@ -10,7 +10,7 @@ from gossamer.costs import Cluster, from_flags
 from gossamer.planning.live_bytes import LiveBytes
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import from_shapes, known_model
-from gossamer.planning.peak import Memory
+from gossamer.planning.peak import PeakMemory
 from gossamer.planning.plan import plan, prepare
 from gossamer.planning.work import NoWork
 from gossamer.recipes import presets
@@ -23,7 +23,7 @@ PROCESSORS = from_flags(nodes=2, rate=1e9)
 DEVICES = from_flags(nodes=2, gpus=1, rate=1e9)
 
 
-def held(recipe: str, model: ModelCost = LAYERS, cluster: Cluster = PROCESSORS) -> Memory:
+def held(recipe: str, model: ModelCost = LAYERS, cluster: Cluster = PROCESSORS) -> PeakMemory:
     return prepare(recipe, model, cluster, NoWork()).memory
 
 

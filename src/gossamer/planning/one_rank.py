@@ -28,13 +28,6 @@ T = TypeVar("T")
 MOST_REQUESTS = 50_000  # a schedule that makes more in a rehearsal never ends one of its programs
 
 
-class FreshMemory(MemoryPool):
-    """Stands in for a pool where a device's allocator keeps what it has: memory that is freed is not held."""
-
-    def of(self, length: int, device: torch.device) -> Tensor:
-        return torch.empty(length, dtype=torch.uint8, device=device)
-
-
 @dataclass(eq=False)
 class Waiting(Handle[Any]):
     """A program that was started, and its result once it has run."""
