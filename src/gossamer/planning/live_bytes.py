@@ -4,8 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from gossamer.core.memory_pool import MemoryPool
 
 
 class LiveBytes(TorchDispatchMode):
@@ -53,3 +56,10 @@ class LiveBytes(TorchDispatchMode):
         self._seen[key] = ref(storage, freed)
         self.now += length
         self.most = max(self.most, self.now)
+
+
+class FreshMemory(MemoryPool):
+    """Stands in for a pool where a device's allocator keeps what it has: memory that is freed is not held."""
+
+    def of(self, length: int, device: torch.device) -> Tensor:
+        return torch.empty(length, dtype=torch.uint8, device=device)

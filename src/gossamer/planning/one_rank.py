@@ -28,13 +28,6 @@ T = TypeVar("T")
 MOST_REQUESTS = 50_000  # a schedule that makes more in a rehearsal never ends one of its programs
 
 
-class FreshMemory(MemoryPool):
-    """Stands in for a pool where a device's allocator keeps what it has: memory that is freed is not held."""
-
-    def of(self, length: int, device: torch.device) -> Tensor:
-        return torch.empty(length, dtype=torch.uint8, device=device)
-
-
 @dataclass(eq=False)
 class Waiting(Handle[Any]):
     """A program that was started, and its result once it has run."""
@@ -177,7 +170,7 @@ class OneRank:
         came = kept(verb.wires[rank])
         leaving = kept(verb.wires[to[1]]) if size > 1 else came
         for i, source in enumerate(sources[1:], start=1):
-            coming = self._arrived(leaving, verb.lengths[source])
+            coming = self._arrived(came, verb.lengths[source])  # others send what this rank has for itself
             take(sources[i - 1], came)
             leaving = kept(verb.wires[to[i + 1]]) if i + 1 < size else leaving
             came = coming

@@ -13,9 +13,9 @@ from gossamer.core.errors import GossamerError
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.costs.quantities import say_size
 from gossamer.planning.dry_run import span
-from gossamer.planning.live_bytes import LiveBytes
+from gossamer.planning.live_bytes import FreshMemory, LiveBytes
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.one_rank import FreshMemory, OneRank
+from gossamer.planning.one_rank import OneRank
 from gossamer.planning.pieces import Programs
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
@@ -30,7 +30,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Memory:
+class PeakMemory:
     """Bytes of a rank by kind; activations are not known."""
 
     model: float
@@ -51,7 +51,7 @@ class Memory:
 
     def in_words(self) -> str:
         """
-        >>> Memory(model=4e6, gradients=4e6, optimizer=4e6, keeps=0, step=4e6).in_words()
+        >>> PeakMemory(model=4e6, gradients=4e6, optimizer=4e6, keeps=0, step=4e6).in_words()
         'model 4 MB, gradients 4 MB, optimizer 4 MB, kept by the recipe 0 B, a step besides 4 MB'
         """
         kinds = {
@@ -64,7 +64,7 @@ class Memory:
         return ", ".join(f"{kind} {say_size(length)}" for kind, length in kinds.items())
 
 
-def memory_of(programs: Programs, model: ModelCost, keeps: float) -> Memory:
+def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     """What a rank holds at its peak if it runs these programs, and keeps so many bytes between steps."""
     cluster, recipe, unit = programs.cluster, programs.recipe, float(model.bytes)
     shapes = tuple(model.shapes.items())
@@ -80,8 +80,8 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> Memory:
         ValueError,
     ):  # what it does depends on other ranks' answers
         buckets = float(model.wide * model.numel)
-        return Memory(unit, unit, model.momenta * unit, keeps, buckets, is_least=True)
-    return Memory(unit, unit, model.momenta * unit, keeps, max(held - 2 * unit - keeps, 0.0))
+        return PeakMemory(unit, unit, model.momenta * unit, keeps, buckets, is_least=True)
+    return PeakMemory(unit, unit, model.momenta * unit, keeps, max(held - 2 * unit - keeps, 0.0))
 
 
 def _at_size(multiple: Callable[[int], float], size: int, per_node: int) -> float:

@@ -15,7 +15,7 @@ from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.own_pace import at_their_own_pace, needs_simulation, simulated_ranks
-from gossamer.planning.peak import Memory, memory_of
+from gossamer.planning.peak import PeakMemory, memory_of
 from gossamer.planning.pieces import Programs
 from gossamer.planning.rates import BUSY, Interval, busy_at, pays_between
 from gossamer.planning.replay import Replay, StartProgram, Step, StepSeconds
@@ -83,7 +83,7 @@ class Prepared:
         return self.programs.state_bytes + self.copies * self.model.wide * self.model.numel
 
     @cached_property
-    def memory(self) -> Memory:
+    def memory(self) -> PeakMemory:
         """What a rank holds at its peak. One rank is rehearsed for it, the first time that it is asked for."""
         return memory_of(self.programs, self.model, self.keeps)
 
@@ -153,7 +153,7 @@ class Row:
     pays: Mapping[str, list[Interval]] = field(default_factory=dict[str, list[Interval]])  # against each baseline
     busy_at: Mapping[float, float] = field(default_factory=dict[float, float])  # rates, by utilisation
     rounds: Mapping[float, int] = field(default_factory=dict[float, int])  # steps of the shortest round, by utilisation
-    memory: Memory | None = None  # of a recipe's rank, at its peak
+    memory: PeakMemory | None = None  # of a recipe's rank, at its peak
     latency: float = 0.0  # seconds a step that no rate shortens and nothing hides
     kept: float | None = None  # the share of time that failures leave
     money: Money | None = None  # a step of all hosts
@@ -364,7 +364,7 @@ class _Planner:
         return pays, busy_at(lambda rate: at(rate).utilisation)
 
 
-def _too_large(needed: Memory, memory: float) -> str:
+def _too_large(needed: PeakMemory, memory: float) -> str:
     return (
         f"it does not fit: at its peak a rank holds {say_size(needed.peak)} besides activations ({needed.in_words()}), and a rank may "
         f"use {say_size(memory)}"

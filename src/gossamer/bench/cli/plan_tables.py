@@ -17,7 +17,7 @@ from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.peak import Memory
+from gossamer.planning.peak import PeakMemory
 from gossamer.planning.plan import Row, TrainingPlan, prepare
 from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
@@ -184,7 +184,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
     }
 
 
-def _memory(held: Memory | None) -> dict[str, float] | None:
+def _memory(held: PeakMemory | None) -> dict[str, float] | None:
     """Bytes by kind, and their sum; None for a baseline, and for a recipe that cannot run."""
     return None if held is None else {**asdict(held), "peak": held.peak}
 
