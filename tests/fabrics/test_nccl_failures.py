@@ -146,6 +146,7 @@ def options_of(rank: int, size: int) -> tuple[float, list[int], bool, str, str]:
 
 
 HANDLING, SLEEP = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"
+DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 def found_by_torch(rank: int, size: int, name: str, before: str | None) -> tuple[str | None, str | None]:
@@ -178,6 +179,11 @@ def test_torchs_watchdog_does_not_sleep_for_a_minute_after_each_collective_that_
 ) -> None:
     """It sleeps four times as long as this, and the group's destructor waits for it."""
     assert gang2.run(found_by_torch, SLEEP, before) == [("1", before)] * 2
+
+
+def test_torch_does_not_end_the_process_some_minutes_after_a_failure_that_members_go_on_from(gang2: Gang) -> None:
+    """A thread of the first group of a process would, after it has written a record of what failed."""
+    assert gang2.run(found_by_torch, DUMP, None) == [("0", None)] * 2
 
 
 def test_nccls_watchdog_waits_longer_than_we_do(gang2: Gang) -> None:

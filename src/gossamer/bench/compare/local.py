@@ -124,6 +124,7 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already, so rank 0 opens none
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else torch ends the others minutes after a rank of NCCL is lost
         # Otherwise gloo listens on the address of the host's name.
         **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
         PARENT: str(os.getpid()),

@@ -128,6 +128,7 @@ def _environment(hosts: int, per_host: int) -> dict[str, str]:
         "MASTER_PORT": str(MASTER_PORT),
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else torch ends the others minutes after a rank is lost
         "OMP_NUM_THREADS": "1",
         INTERFACE_VARIABLE: INTERFACE,
     }

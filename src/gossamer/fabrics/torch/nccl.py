@@ -23,8 +23,14 @@ from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_a
 
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
 # Variables that torch reads when a group is created. 0 is NoHandling (pytorch#155916). The second one is a quarter of the time
-# that the watchdog sleeps, with its locks held, for each collective that failed, so that torch can write its flight record.
-_WATCHDOG = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1"}
+# that the watchdog sleeps, with its locks held, for each collective that failed, so that torch can write its flight record. The
+# third one is for a group that is the first of its process: without it a thread of torch's writes that record after any failure,
+# traces the stack, waits for eight minutes, and ends the process.
+_WATCHDOG = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 _FAREWELL = 5.0  # seconds that closing a communicator may take; it may wait for peers on the same machine
 
 _made = Counter[tuple[int, ...]]()  # groups created so far of these ranks, to keep their keys in the store apart
