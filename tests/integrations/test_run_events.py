@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -164,6 +165,17 @@ def test_a_failure_is_how_a_process_ended(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), begun(tmp_path):
         raise ZeroDivisionError
     assert lines(tmp_path)[-1]["how"] == "failed: ZeroDivisionError"
+
+
+def test_nothing_stands_behind_how_a_process_ended(tmp_path: Path) -> None:
+    """Also where the thread that writes has taken the last line, and the end of the program looks once more."""
+    fabric: Any = SimpleNamespace(ledger=SimpleNamespace(exposed_seconds=0.0), standstill=SimpleNamespace(since=None))
+    events = run_events.RunEvents(tmp_path, 0, 1, fabric)
+    events._over.set()
+    events.put("ended", how="in order")
+    events._tick()
+    events._tick()
+    assert lines(tmp_path)[-1]["how"] == "in order"
 
 
 @pytest.mark.usefixtures("often")

@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any, final
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
-from gossamer.controllers.auto_choice import LEAST
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
-from gossamer.controllers.auto_search import MEASURING, ON_DENSE, QUICK, UNDISTURBED, AutoOptions, AutoSearch
+from gossamer.controllers.auto_search import FEW, MEASURING, ON_DENSE, QUICK, UNDISTURBED, AutoOptions, AutoSearch
 from gossamer.controllers.auto_table import ALLOWED
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import State
@@ -104,7 +103,7 @@ class Auto(Controller):
         dense = self._put(recipe, DENSE)
         direct = [keeps_nothing(self._put(recipe, name), dense) for name in self.allow]
         # Two candidates in turns with dense, and one of them once more; then dense, if the other is chosen.
-        most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else LEAST + 1)
+        most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else FEW + 1)
         return AutoOptions(self.allow, direct, self.gain, self.steps, most)
 
     def fits(self, binding: Binding) -> None:

@@ -35,6 +35,7 @@ QUICK = 4  # steps, of which one compiles, after which there are trials if dense
 MEASURING = 15  # steps where it is not, with those four: three that compile, then twelve
 LOOKED_AT = 12  # of them
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
+FEW = 2  # known steps of dense that suffice where it is far slower, or must only pay what is owed
 FAR = 0.5  # what a step is predicted to gain where dense is far slower
 FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those after it
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
@@ -102,7 +103,7 @@ class AutoSearch:
         """The first trial, or dense. On a slow network, where a dense step takes long, few of them tell enough for a trial."""
         times, options, is_quick = self.facts.times, self.options, "looked" not in self.state
         schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
-        seen = timing_of(times, QUICK - 1) if is_quick else timing_of(_last(times, UNDISTURBED))
+        seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
         guesses = predicted(seen, self._sizes(), costs)
         if is_quick and not order(guesses, max(FAR, options.gain), self._barred()):
@@ -130,19 +131,25 @@ class AutoSearch:
 
     def _tried(self) -> int:
         """A trial has ended: the next one, or the choice."""
-        seen = timing_of(_last(self.facts.times, TRIED))
+        seen = timing_of(_last(self.facts.times, TRIED), FEW if self.number == ON_DENSE else LEAST)
         if not seen.steps.known:
             return self._again()
         self._keep_all("before", self._all("before") + mean_losses(_last(self.facts.times, TRIED)))
         self._keep_all("found", [*self._all("found"), *seen.steps])
-        turns, last = self._turns(), self.number
-        clear = is_clear(seen.steps, self._measured_dense()) and seen.steps.high * CLEARLY < self._predicted(seen)[0]
-        if last != ON_DENSE and turns.count(last) == 1 and not (clear and self.options.direct[last]):
-            return self._turn_of(ON_DENSE, LEAST if clear else TRIED)
+        turns = self._turns()
+        if self.number != ON_DENSE and turns.count(self.number) == 1:
+            clear = is_clear(seen.steps, self._measured_dense())
+            if not clear or self._is_quicker_than_predicted(seen) or not self.options.direct[self.number]:
+                return self._turn_of(ON_DENSE, FEW if clear else TRIED)
         untried = [number for number in map(int, self._all("best")) if number not in turns]
         if untried and not self._is_dear() and not self._is_far_behind(untried[0]):
             return self._turn_of(untried[0])
         return self._choose(turns, self._found(), seen)
+
+    def _is_quicker_than_predicted(self, seen: Timing) -> bool:
+        """True if the network may have become faster since dense was timed."""
+        guess = self._all("guesses")[self.number + 1]
+        return seen.steps.middle < guess and differs(seen.steps.middle, guess)
 
     def _is_far_behind(self, number: int) -> bool:
         """True if what is predicted for a candidate is clearly slower than what was tried."""
@@ -201,7 +208,7 @@ class AutoSearch:
 
     def _turn_of(self, number: int, rows: int = TRIED) -> int:
         if not self._may_follow(number):
-            number, rows = ON_DENSE, LEAST
+            number, rows = ON_DENSE, FEW
         self._keep_all("turns", [*self._turns(), number])
         self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)

@@ -193,7 +193,9 @@ class RunEvents:
             lines = self._lines()
             if self._file < 0:
                 return
-            self._write(lines or [{"event": "alive", "at": self._now()}])
+            if not lines and not self._over.is_set():  # nothing stands behind how it ended
+                lines = [{"event": "alive", "at": self._now()}]
+            self._write(lines)
             self._writes += 1
             if self._writes % RARELY == 1:
                 self._sum_up()
