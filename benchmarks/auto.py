@@ -7,7 +7,7 @@
 Ranks are an emulated accelerator's: `lm` computes for the given milliseconds without using a processor. Prints a row for each
 setting: the mean step of each, its measuring included, and how far auto is from the best one allowed and from dense. With `--made`
 and `--alone`, which are less than `--steps`, auto and the others make so many steps only, and each step after them is taken to last
-as long as the mean of their last quarter: a dense step at 50 mbit takes seconds.
+as long as the median of their last third: a dense step at 50 mbit takes seconds.
 
 `--virtual` does the same on the simulator's clock, with gradients of noise in place of `lm`'s. Encoding takes no time there, so
 it shows how auto chooses and what its measuring costs, and not which recipe pays.
@@ -17,7 +17,9 @@ import argparse
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -63,8 +65,8 @@ def compared(setting: str, recipes: list[str], seed: int, steps: int, out: Path)
 
 def mean_step(ends: list[float], steps: int) -> float:
     """The mean of so many steps, from the moments at which those ended that were made."""
-    last = max(len(ends) // 4, 1)
-    later = (ends[-1] - ends[-1 - last]) / last
+    made = [end - begin for begin, end in pairwise((0.0, *ends))]
+    later = median(made[-max(len(made) // 3, 1) :])
     return (ends[-1] + (steps - len(ends)) * later) / steps
 
 

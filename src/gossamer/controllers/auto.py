@@ -100,8 +100,7 @@ class Auto(Controller):
 
     def _options(self, recipe: Any) -> AutoOptions:
         longest = _longest_trial(recipe.of, self.allow) if self._names_rounds else TRIED + 1
-        dense = self._put(recipe, DENSE)
-        direct = [keeps_nothing(self._put(recipe, name), dense) for name in self.allow]
+        direct = _direct(recipe.of, self.allow)
         # Two candidates in turns with dense, and one of them once more; then dense, if the other is chosen.
         most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else FEW + 1)
         return AutoOptions(self.allow, direct, self.gain, self.steps, most)
@@ -198,6 +197,12 @@ class Auto(Controller):
 def _longest_trial(of: Callable[[str], Any], allow: tuple[str, ...]) -> int:
     """The most steps that a trial of any of these texts takes, which `of` reads; asked for in each step."""
     return max(trial_of(of(text).schedule) for text in allow)
+
+
+@cache
+def _direct(of: Callable[[str], Any], allow: tuple[str, ...]) -> tuple[bool, ...]:
+    """Which of these texts may follow on one another without dense steps between them; asked for in each step."""
+    return tuple(keeps_nothing(of(text), of("allreduce")) for text in allow)
 
 
 def _in_force(recipe: Any) -> tuple[Any, ...]:
