@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
+from gossamer.controllers.auto import Auto
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError, RecipeError
@@ -99,6 +100,15 @@ def test_where_dense_is_best_no_trial_is_paid_for() -> None:
     assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, dense))
 
 
+def test_a_step_at_which_nothing_is_measured_makes_no_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for several times in each step."""
+    recipe = Recipe.of("auto").bound({"matrix": (32, 32), "vector": (32,)})
+    chosen = {key: torch.tensor(value) for key, value in {"phase": 2.0, "until": 100.0, "choice": 2.0}.items()}
+    recipe.controller.due(60, recipe, chosen)
+    monkeypatch.setattr(Auto, "_put", None)
+    assert not recipe.controller.due(60, recipe, chosen).candidates
+
+
 def test_measuring_and_trials_take_sixty_steps_at_most() -> None:
     """Where dense is not far slower it is timed for longer, and beside each trial; where a trial disagrees with the prediction it
     is made once more: ranks compute for longer during trials.
@@ -111,7 +121,7 @@ def test_measuring_and_trials_take_sixty_steps_at_most() -> None:
 
 def test_a_gain_that_the_trial_does_not_show_is_refused() -> None:
     ranks = make()
-    train(ranks, pulled, 4, SLOW, alike)  # the prediction says qsgd, and then there is nothing to gain
+    train(ranks, pulled, 4, Network(1e-4, 1e4), alike)  # the prediction says qsgd, and then there is nothing to gain
     run = train(ranks, pulled, 60, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
     assert any(w.startswith("auto: dense is best here") and "(predicted " in w for w in words(run))

@@ -148,8 +148,7 @@ class AutoSearch:
 
     def _is_quicker_than_predicted(self, seen: Timing) -> bool:
         """True if the network may have become faster since dense was timed."""
-        guess = self._all("guesses")[self.number + 1]
-        return seen.steps.middle < guess and differs(seen.steps.middle, guess)
+        return CLEARLY * seen.steps.middle < self._all("guesses")[self.number + 1]
 
     def _is_far_behind(self, number: int) -> bool:
         """True if what is predicted for a candidate is clearly slower than what was tried."""
