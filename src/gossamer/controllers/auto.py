@@ -47,7 +47,7 @@ class Auto(Controller):
 
     Not for: runs of fewer than a few hundred steps; results that must be the same in every run, unless by `replay`.
 
-    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes at five steps.
+    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes thrice at six steps.
 
     >>> Auto(allow=("bf16", "qsgd"), gain=0.2)
     auto(allow=('bf16', 'qsgd'), gain=0.2)
