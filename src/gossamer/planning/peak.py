@@ -72,13 +72,7 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
     try:
         held = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), programs.size, per_node)
-    except (
-        GossamerError,
-        RuntimeError,
-        LookupError,
-        TypeError,
-        ValueError,
-    ):  # what it does depends on other ranks' answers
+    except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
         buckets = float(model.wide * model.numel)
         return PeakMemory(unit, unit, model.momenta * unit, keeps, buckets, is_least=True)
     return PeakMemory(unit, unit, model.momenta * unit, keeps, max(held - 2 * unit - keeps, 0.0))

@@ -213,18 +213,22 @@ def card_of(device: torch.device) -> str:
         return ""
 
 
-def refuse_shared(cards: Mapping[int, str]) -> None:
-    """Raise an error if two ranks share a GPU, which NCCL refuses with a less clear message."""
+def shared_card(cards: Mapping[int, str]) -> str:
+    """Says which ranks share a GPU, which NCCL refuses with a less clear message; empty if none do."""
     holders = defaultdict[str, list[int]](list)
     for rank, where in sorted(cards.items()):
         holders[where].append(rank)
-    for where, ranks in holders.items():
-        if where and len(ranks) > 1:
-            raise AttachError(
-                f"ranks {', '.join(map(str, ranks))} share one GPU, {where}, and NCCL refuses that: give each rank a GPU of its "
-                "own, such as device = torch.device('cuda', int(os.environ['LOCAL_RANK'])), or let gossamer send through the "
-                "CPU: process_group=torch.distributed.new_group(backend='gloo')"
-            )
+    found = next((each for each in holders.items() if each[0] and len(each[1]) > 1), None)
+    return f"ranks {', '.join(map(str, found[1]))} share one GPU, {found[0]}, and NCCL refuses that" if found else ""
+
+
+def refuse_shared(cards: Mapping[int, str]) -> None:
+    """Raise an error if two ranks share a GPU."""
+    if said := shared_card(cards):
+        raise AttachError(
+            f"{said}: give each rank a GPU of its own, such as device = torch.device('cuda', int(os.environ['LOCAL_RANK'])), or "
+            "let gossamer send through the CPU: process_group=torch.distributed.new_group(backend='gloo')"
+        )
 
 
 def _finish(group: Any, patience: float) -> None:

@@ -15,7 +15,7 @@ from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts
 from gossamer.costs.cluster import WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
-from gossamer.fabrics.torch.nccl import card_of
+from gossamer.fabrics.torch.nccl import card_of, shared_card
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
 from gossamer.planning.work_tables import measure_tables
@@ -109,13 +109,8 @@ def refuse_shared_gpus(places: Sequence[str]) -> None:
 
     >>> refuse_shared_gpus(["GPU 1 of a", "GPU 1 of b"])
     """
-    for place in places:
-        ranks = [rank for rank, other in enumerate(places) if place and other == place]
-        if len(ranks) > 1:
-            raise PeerError(
-                f"ranks {', '.join(map(str, ranks))} share one GPU, {place}, and NCCL refuses that: start one rank for each GPU, "
-                "with --nproc-per-node"
-            )
+    if said := shared_card(dict(enumerate(places))):
+        raise PeerError(f"{said}: start one rank for each GPU, with --nproc-per-node")
 
 
 def measured_on(
