@@ -3,7 +3,7 @@
 python benchmarks/planner.py [RECIPE ...] [--cells "2:100ms 4:300ms"] [--rates "50mbit 200mbit 1gbit"] [--turns 2]
     [--chunk 12] [--out FILE]
 
-A cell is a number of hosts and the seconds of computing. Each recipe is measured in a lab of its own with `ddp` and `compute`
+A cell is a number of hosts and the seconds of computing, or `real`, where the ranks share the machine's cores. Each recipe is measured in a lab of its own with `ddp` and `compute`
 in turns; what is planned sees the cluster's flags, the model and the processor's work measured here, and no recipe's step. The null model is bytes over rate, plus the step planned
 for an unlimited network, less what may overlap. Bars are those of the issue that asked for the planner; below the lab's own
 noise they are open.
@@ -41,6 +41,7 @@ RECIPES = (
     "bf16", "qsgd", "terngrad", "topk", "powersgd(rank=4)", "diana", "local_sgd(8)", "slowmo(8)", "overlap_local_sgd(8)",
     "sgp", "osgp", "allreduce + delayed()",
 )  # fmt: skip
+REAL = "real"  # computing on the cores of this machine
 CORES, LATENCY = 2.0, 50e-6  # of the machine that the lab is on
 
 
@@ -87,10 +88,12 @@ def frozen() -> str:
 
 
 def cost_of(workload: workloads.Workload, compute: str) -> ModelCost:
-    """The model's cost on the emulated accelerator: waits as told, and the optimizer as measured here."""
+    """The model's cost: on the emulated accelerator waits as told, and the optimizer as measured here; else all as measured."""
     model = workload.model()
     optimizer = workload.optimizer(model)
     here = measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=workload.name)
+    if compute == REAL:
+        return here
     order = emulated(workload, compute).order  # pyright: ignore[reportAttributeAccessIssue]
     seconds = emulated(workload, compute).compute.mean  # pyright: ignore[reportAttributeAccessIssue]
     return ModelCost(
@@ -128,7 +131,8 @@ def main() -> None:
             cells += measured(asked, model, int(hosts), compute, rate, work)
             if asked.out:
                 asked.out.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
-    verdicts(cells)
+    verdicts([cell for cell in cells if cell.compute != REAL])
+    verdicts_of_real_computing([cell for cell in cells if cell.compute == REAL])
 
 
 def measured(
@@ -172,7 +176,7 @@ def work_of_a_step(plan: Prepared) -> float:
 
 def steps_of(recipes: list[str], hosts: int, rate: str, compute: str, asked: argparse.Namespace) -> list[StepRow]:
     contenders = {name: name for name in ("ddp", *recipes)}
-    plan = ComparePlan(contenders, asked.workload, chunk=asked.chunk, compute=compute)
+    plan = ComparePlan(contenders, asked.workload, chunk=asked.chunk, compute="" if compute == REAL else compute)
     return measure_steps(plan, asked.turns, rate, hosts, lambda event: None)
 
 
@@ -182,17 +186,12 @@ def verdicts(cells: list[Cell]) -> None:
     if not errors:
         return
     ratios = sorted(abs(cell.ratio_error) for cell in cells)
-    noise = statistics.median((cell.high - cell.low) / cell.measured / 2 for cell in cells)
-    ordered, pairs = order(cells)
-    print(f"\n{len(cells)} cells; half of the range of a cell's own steps is {noise:.1%} of a step (median)")
+    print(f"\n{len(cells)} cells; half of the range of a cell's own steps is {noise_of(cells):.1%} of a step (median)")
     bar("median error of a step", statistics.median(errors), 0.06)
     bar("nine in ten", errors[min(int(0.9 * len(errors)), len(errors) - 1)], 0.12)
     bar("worst", errors[-1], 0.25)
     bar("median error of the ratio to DDP", statistics.median(ratios), 0.05)
-    if pairs:
-        print(
-            f"  pairs that differ by over 10 %, in order: {ordered / pairs:.1%} of {pairs} (98 %): {word(ordered / pairs >= 0.98)}"
-        )
+    bar_of_pairs(cells, 0.98)
     waiting = [(cell.planned_wait, cell.waited) for cell in cells]
     working = [(cell.planned_work, cell.worked) for cell in cells]
     for what, some in (("waiting", waiting), ("encoding and decoding", working)):
@@ -202,6 +201,40 @@ def verdicts(cells: list[Cell]) -> None:
         ours = statistics.median(abs(c.error) for c in cells if c.rate == rate)
         null = statistics.median(abs(c.null_error) for c in cells if c.rate == rate)
         print(f"  {rate}: median error {ours:.1%}, of the null model {null:.1%}: {word(ours < null)}")
+
+
+def verdicts_of_real_computing(cells: list[Cell]) -> None:
+    """Four ranks on two cores measure the processor: a bar is never below 1.5 times the noise measured beside it."""
+    if not cells:
+        return
+    print(f"\n{len(cells)} cells of real computing")
+    for rate in dict.fromkeys(cell.rate for cell in cells):
+        some = [cell for cell in cells if cell.rate == rate]
+        noise = noise_of(some)
+        bits = parse_rate(rate)
+        stated = 0.08 if bits is not None and bits <= 2e8 else 0.12
+        print(f"  {rate}: {len(some)} cells, noise {noise:.1%}")
+        bar("median error of a step", statistics.median(abs(cell.error) for cell in some), max(stated, 1.5 * noise))
+        bar(
+            "median error of the ratio to DDP",
+            statistics.median(abs(cell.ratio_error) for cell in some),
+            max(stated, 1.5 * noise),
+        )
+    bar_of_pairs(cells, 0.95)
+
+
+def noise_of(cells: list[Cell]) -> float:
+    """Half of the range of a cell's own steps, as a share of a step: the median."""
+    return statistics.median((cell.high - cell.low) / cell.measured / 2 for cell in cells)
+
+
+def bar_of_pairs(cells: list[Cell], least: float) -> None:
+    ordered, pairs = order(cells)
+    if pairs:
+        share = ordered / pairs
+        print(
+            f"  pairs that differ by over 10 %, in order: {share:.1%} of {pairs} ({least:.0%}): {word(share >= least)}"
+        )
 
 
 def bar(what: str, found: float, most: float) -> None:

@@ -1,13 +1,15 @@
 """One slow rank, always or now and then: what a step takes under DDP, and under recipes that do not wait for it.
 
 python benchmarks/straggler.py [RECIPE ...] [--ranks 4] [--compute 100] [--slow 3:300] [--spikes all:300:0.05] [--steps 40] [--plan]
+    [--warm 2]
 
 Computing is a sleep of --compute milliseconds on every rank, so that cores that are shared with others matter little; a
 slow rank sleeps for so much longer. Contenders take short turns, undisturbed, with --slow and with --spikes. What is printed
 is the median over turns of rank 0's mean step, and its ratio to the contender's own undisturbed step.
 
 `--plan` prints beside it the step that `gossamer plan` predicts, and what was measured as the plan counts: the mean over turns
-of the pace of all ranks together, which may make unlike numbers of steps.
+of the pace of all ranks together, which may make unlike numbers of steps. A plan speaks of paces once they have settled: `--warm`
+should be two rounds of what adapts.
 """
 
 import argparse
@@ -32,7 +34,6 @@ from gossamer.planning.measured_model import untrained
 from gossamer.planning.plan import prepare
 from gossamer.planning.work import NoWork
 
-WARM = 2  # steps of a turn before its time is taken: ranks check their set-ups, and kernels are loaded
 LATENCY = 50e-6  # of a message between processes of one machine
 
 
@@ -57,15 +58,15 @@ class Contender:
         self.model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
 
-    def take_turn(self, slow: list[str], steps: int) -> Turn:
+    def take_turn(self, slow: list[str], steps: int, warm: int) -> Turn:
         self.turn += 1
         plain = self.kind == "ddp"
         forward = nn.parallel.DistributedDataParallel(self.model) if plain else self.model
         comm = None if plain else gossamer.attach(self.model, self.optimizer, self.kind)
         dist.barrier()
         began, first, done, drawn = 0.0, 0, 0, 0
-        while done < WARM + steps:
-            if done >= WARM and not began:
+        while done < warm + steps:
+            if done >= warm and not began:
                 began, first = time.perf_counter(), done
             drawn += 1
             self.optimizer.zero_grad()
@@ -110,6 +111,9 @@ def main() -> None:
     parser.add_argument("--spikes", default="all:300:0.05")
     parser.add_argument("--steps", type=int, default=40, help="in all turns of a contender and a disturbance")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument(
+        "--warm", type=int, default=2, help="steps of a turn before its time is taken: set-ups, kernels, first rounds"
+    )
     parser.add_argument("--plan", action="store_true", help="beside what gossamer plan predicts")
     parser.add_argument("--rank", action="store_true", help="set by the program itself")
     args = parser.parse_args()
@@ -123,7 +127,7 @@ def main() -> None:
     for _ in range(args.turns):
         for name, slow in disturbances.items():
             for contender in contenders:
-                outcome = contender.take_turn(slow, max(args.steps // args.turns, 2))
+                outcome = contender.take_turn(slow, max(args.steps // args.turns, 2), args.warm)
                 seen.setdefault((contender.kind, name), []).append(outcome)
     if dist.get_rank() == 0:
         print(f"load {os.getloadavg()[0]:.1f}; computing {args.compute:g} ms")

@@ -58,9 +58,9 @@ def remove_sidecars(path: str | Path, rank: int) -> None:
     if rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         return
-    for file in folder.glob(f"gossamer-rank{rank}-of-*.pt"):
-        file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # rank 0 removes it, or has done so
+    with contextlib.suppress(OSError):  # rank 0 removes the folder, or has done so: also while this rank lists it
+        for file in folder.glob(f"gossamer-rank{rank}-of-*.pt"):
+            file.unlink(missing_ok=True)
         folder.rmdir()
 
 
