@@ -75,10 +75,11 @@ class ClusterCosts:
         """Seconds of the backward pass from the gradients of the bucket before to those of this one. A controller may have put
         other buckets in force than those with which the run began.
         """
-        model = replace(self.model, buckets=[each.names for each in worker.buckets])
-        earlier = 0.0 if bucket == 0 else model.arrival(bucket - 1)
-        until = 1.0 if bucket == len(model.buckets) - 1 else model.arrival(bucket)
-        return (until - earlier) * model.backward * self._slowdown(rank, worker.step)
+        shares = self.model.shares
+        ready = [max(shares[name] for name in each.names) for each in worker.buckets[: bucket + 1]]
+        earlier = max(ready[:-1], default=0.0)
+        until = 1.0 if bucket == len(worker.buckets) - 1 else max(ready)
+        return (until - earlier) * self.model.backward * self._slowdown(rank, worker.step)
 
     def _slowdown(self, rank: int, step: int) -> float:
         host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-import torch
-
 from gossamer.controllers.auto_candidates import TRIED, in_rounds, ready_by_share, trial_of, window_of
 from gossamer.controllers.auto_choice import (
     CLEARLY,
@@ -26,6 +24,7 @@ from gossamer.controllers.auto_choice import (
     say_measured,
     timing_of,
 )
+from gossamer.controllers.auto_kept import ON_DENSE, Kept, Trials
 from gossamer.controllers.auto_replay import DENSE, head
 from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
@@ -41,7 +40,6 @@ FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those 
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
 WIDTH = len(CandidateCost._fields)
 COST = 0.03  # of a run whose length is told, that trials may take more than dense
-ON_DENSE = -1  # the number of dense among candidates
 
 
 class AutoOptions(NamedTuple):
@@ -71,12 +69,12 @@ class AutoSearch:
     """
 
     def __init__(self, options: AutoOptions, facts: Facts, state: State, recipe_of: Callable[[int], Any]) -> None:
-        self.options, self.facts, self.state, self.recipe_of = options, facts, state, recipe_of
-        self.number = self._whole("choice", ON_DENSE)  # in force
+        self.options, self.facts, self.kept, self.recipe_of = options, facts, Kept(state), recipe_of
+        self.number = self.kept.whole("choice", ON_DENSE)  # in force
 
     def begin(self) -> None:
         options, facts = self.options, self.facts
-        self._keep("begun", 1)
+        self.kept.write("begun", 1)
         facts.tell(head([block.layout for block in facts.blocks], facts.size))
         if options.is_too_short:
             facts.tell(
@@ -89,7 +87,7 @@ class AutoSearch:
             return self._bar("averages were not finite more often than under dense")
         if not self.facts.times or not self.facts.finite:
             return self.number
-        match self._whole("phase", 0):
+        match self.kept.whole("phase"):
             case 0:
                 return self._measured()
             case 1:
@@ -101,32 +99,32 @@ class AutoSearch:
 
     def _measured(self) -> int:
         """The first trial, or dense. On a slow network, where a dense step takes long, few of them tell enough for a trial."""
-        times, options, is_quick = self.facts.times, self.options, "looked" not in self.state
+        times, options, is_quick = self.facts.times, self.options, "looked" not in self.kept
         schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
         guesses = predicted(seen, self._sizes(), costs)
         if is_quick and not order(guesses, max(FAR, options.gain), self._barred()):
-            self._keep("looked", 1)
+            self.kept.write("looked", 1)
             self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
             return ON_DENSE
         if not seen.steps.known or not any(map(isfinite, guesses[1:])):
             return self._again()
-        self._keep_all("before", mean_losses(times))
-        self._keep_all("guesses", guesses)
-        self._keep_all("costs", [number for cost in costs for number in cost])
-        self._keep_all("place", self._place())
-        self._keep("computing", seen.computing)
-        self._keep_all("ready", seen.ready)
-        self._keep_all("sizes", self._sizes())
-        self._keep_all("dense", [*seen.steps, seen.waiting])
+        self.kept.write_all("before", mean_losses(times))
+        self.kept.write_all("guesses", guesses)
+        self.kept.write_all("costs", [number for cost in costs for number in cost])
+        self.kept.write_all("place", self._place())
+        self.kept.write("computing", seen.computing)
+        self.kept.write_all("ready", seen.ready)
+        self.kept.write_all("sizes", self._sizes())
+        self.kept.write_all("dense", [*seen.steps, seen.waiting])
         best = order(guesses, options.gain, self._barred())[:2]
         if not best:
             return self._settle(ON_DENSE, seen.steps, say_dense(seen) + self._besides(seen))
-        self._keep_all("best", best)
-        self._keep_all("turns", [])
-        self._keep_all("found", [])
-        self._keep("phase", 1)
+        self.kept.write_all("best", best)
+        self.kept.write_all("turns", [])
+        self.kept.write_all("found", [])
+        self.kept.write("phase", 1)
         return self._turn_of(best[0])
 
     def _tried(self) -> int:
@@ -134,45 +132,49 @@ class AutoSearch:
         seen = timing_of(_last(self.facts.times, TRIED), FEW if self.number == ON_DENSE else LEAST)
         if not seen.steps.known:
             return self._again()
-        self._keep_all("before", self._all("before") + mean_losses(_last(self.facts.times, TRIED)))
-        self._keep_all("found", [*self._all("found"), *seen.steps])
-        turns = self._turns()
-        if self.number != ON_DENSE and turns.count(self.number) == 1:
-            clear = is_clear(seen.steps, self._measured_dense())
+        self.kept.write_all("before", self.kept.all("before") + mean_losses(_last(self.facts.times, TRIED)))
+        self.kept.write_all("found", [*self.kept.all("found"), *seen.steps])
+        trials = Trials(self.kept)
+        if self.number != ON_DENSE and len(trials.of(self.number)) == 1:
+            clear = is_clear(seen.steps, trials.dense_before)
             if not clear or self._is_quicker_than_predicted(seen) or not self.options.direct[self.number]:
                 return self._turn_of(ON_DENSE, FEW if clear else TRIED)
-        untried = [number for number in map(int, self._all("best")) if number not in turns]
-        if untried and not self._is_dear() and not self._is_far_behind(untried[0]):
+        untried = [number for number in map(int, self.kept.all("best")) if number not in trials.turns]
+        if untried and not self._is_dear(trials) and not self._is_far_behind(untried[0], trials):
             return self._turn_of(untried[0])
-        return self._choose(turns, self._found(), seen)
+        return self._choose(trials, seen)
 
     def _is_quicker_than_predicted(self, seen: Timing) -> bool:
         """True if the network may have become faster since dense was timed."""
-        return CLEARLY * seen.steps.middle < self._all("guesses")[self.number + 1]
+        return CLEARLY * seen.steps.middle < self.kept.all("guesses")[self.number + 1]
 
-    def _is_far_behind(self, number: int) -> bool:
+    def _is_far_behind(self, number: int, trials: Trials) -> bool:
         """True if what is predicted for a candidate is clearly slower than what was tried."""
-        tried = min(f.middle for turn, f in zip(self._turns(), self._found()) if turn != ON_DENSE)
-        return self._all("guesses")[number + 1] > CLEARLY * tried
+        return self.kept.all("guesses")[number + 1] > CLEARLY * trials.fastest
 
-    def _choose(self, turns: Sequence[int], found: Sequence[WindowMedian], seen: Timing) -> int:
-        options, guesses = self.options, self._all("guesses")
-        dense = next((f for turn, f in zip(turns[::-1], found[::-1]) if turn == ON_DENSE), self._measured_dense())
-        tried = {n for n in turns if n != ON_DENSE}
-        good = [n for n in tried if all(holds(f, self._dense_beside(i), options.gain) for i, f in self._of(n))]
-        word = ", ".join(say_measured(options.name_of(n), f) for n in sorted(tried) for _, f in self._of(n)[-1:])
+    def _is_dear(self, trials: Trials) -> bool:
+        """True if trials so far took more time than dense would have, by their share of the run."""
+        steps, dense = self.options.steps, trials.dense_before.middle
+        turns = zip(trials.turns, trials.found)
+        more = sum(max(f.middle - dense, 0.0) * trial_of(self.recipe_of(turn).schedule) for turn, f in turns)
+        return steps is not None and more > COST * steps * dense
+
+    def _choose(self, trials: Trials, seen: Timing) -> int:
+        options, guesses, dense = self.options, self.kept.all("guesses"), trials.last_dense
+        said = {number: say_measured(options.name_of(number), trials.last_of(number)) for number in trials.tried}
+        good = [n for n in trials.tried if all(holds(f, trials.dense_beside(i), options.gain) for i, f in trials.of(n))]
         if not good:
-            predictions = ", ".join(f"{options.name_of(n)} {1000 * guesses[n + 1]:.3g}" for n in sorted(tried))
-            waits = say_dense(seen._replace(steps=dense, waiting=self._all("dense")[-1]))
-            return self._settle(ON_DENSE, dense, f"{waits}; {word} (predicted {predictions})" + self._besides(seen))
-        best = min(good, key=lambda n: self._of(n)[-1][1].middle)
-        mine = self._of(best)
-        steps, guess = mine[-1][1], guesses[best + 1]
-        if len(mine) == 1 and differs(steps.middle, guess):  # measured once more, since the model has another opinion
+            predictions = ", ".join(f"{options.name_of(n)} {1000 * guesses[n + 1]:.3g}" for n in trials.tried)
+            waits = say_dense(seen._replace(steps=dense, waiting=self.kept.all("dense")[-1]))
+            word = f"{waits}; {', '.join(said.values())} (predicted {predictions})"
+            return self._settle(ON_DENSE, dense, word + self._besides(seen))
+        best = min(good, key=lambda number: trials.last_of(number).middle)
+        steps, guess = trials.last_of(best), guesses[best + 1]
+        if len(trials.of(best)) == 1 and differs(steps.middle, guess):  # once more, since the model has another opinion
             return self._turn_of(best)
         if not self._may_follow(best):
             return self._turn_of(best)
-        others = "".join(f"; {say_measured(options.name_of(n), self._of(n)[-1][1])}" for n in sorted(tried - {best}))
+        others = "".join(f"; {text}" for number, text in said.items() if number != best)
         text = say_choice(options.name_of(best), self.facts.step + 1, steps, dense, guess)
         return self._settle(best, steps, text + others + self._besides(seen) + self._written(best))
 
@@ -185,21 +187,6 @@ class AutoSearch:
         schedule = "" if one.schedule == plain.schedule else f", schedule={one.schedule}"
         return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory}{schedule})'"
 
-    def _of(self, number: int) -> list[tuple[int, WindowMedian]]:
-        """The trials of a candidate, with their places in turn."""
-        return [(i, f) for i, (turn, f) in enumerate(zip(self._turns(), self._found())) if turn == number]
-
-    def _dense_beside(self, place: int) -> WindowMedian:
-        """The dense turn after a trial, or the last one before it."""
-        turns, found = self._turns(), self._found()
-        dense = [i for i in range(len(found)) if turns[i] == ON_DENSE]
-        after = [i for i in dense if i > place]
-        return found[after[0] if after else dense[-1]] if dense else self._measured_dense()
-
-    def _measured_dense(self) -> WindowMedian:
-        """Dense's steps before the first trial."""
-        return WindowMedian(*self._all("dense")[:3])
-
     def _may_follow(self, number: int) -> bool:
         """True if this may come in force next; else dense must, in which what is owed is paid."""
         direct = self.options.direct
@@ -208,34 +195,26 @@ class AutoSearch:
     def _turn_of(self, number: int, rows: int = TRIED) -> int:
         if not self._may_follow(number):
             number, rows = ON_DENSE, FEW
-        self._keep_all("turns", [*self._turns(), number])
+        self.kept.write_all("turns", [*self.kept.all("turns"), number])
         self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)
 
-    def _is_dear(self) -> bool:
-        """True if trials so far took more time than dense would have, by their share of the run."""
-        steps, dense = self.options.steps, self._all("dense")[1]
-        turns = zip(self._turns(), self._found())
-        more = sum(max(f.middle - dense, 0.0) * trial_of(self.recipe_of(turn).schedule) for turn, f in turns)
-        return steps is not None and more > COST * steps * dense
-
     def _again(self) -> int:
         """The window's steps are not known: measure it once more, after which dense is kept."""
-        if "again" not in self.state:
-            self._keep("again", 1)
-            self._window(self.number, *(TRIED, TRIED + 1) if "phase" in self.state else (LOOKED_AT, MEASURING))
+        if "again" not in self.kept:
+            self.kept.write("again", 1)
+            self._window(self.number, *(TRIED, TRIED + 1) if "phase" in self.kept else (LOOKED_AT, MEASURING))
             return self.number
         word = "auto: dense is kept: the clock of at least one rank gives no times that could be compared"
         return self._settle(ON_DENSE, WindowMedian(), word)
 
     def _settle(self, number: int, steps: WindowMedian, word: str) -> int:
-        self.state.pop("again", None)
-        self.state.pop("judged", None)
-        self._keep("phase", 2)
-        self._keep("expected", steps.middle)
-        self._keep("since", self.facts.step)
-        self._keep("off", 0)
-        self._keep_all("after", [])
+        self.kept.forget("again", "judged")
+        self.kept.write("phase", 2)
+        self.kept.write("expected", steps.middle)
+        self.kept.write("since", self.facts.step)
+        self.kept.write("off", 0)
+        self.kept.write_all("after", [])
         self._window(number, *[EVERY if number == ON_DENSE else FIRST] * 2)
         names = ", ".join(self.options.allow)
         self.facts.tell(f"{word}. Allowed: {names}")
@@ -245,7 +224,7 @@ class AutoSearch:
         """Names a slow rank, once."""
         if not seen.slow:
             return ""
-        self._keep("named", 1)
+        self.kept.write("named", 1)
         return f"; {seen.slow}, which no recipe changes"
 
     # -- going on ----------------------------------------------------------------------------------------------------
@@ -256,19 +235,19 @@ class AutoSearch:
         self._window(self.number, EVERY, EVERY)
         if self.number != ON_DENSE and (reason := self._harm(times)):
             return self._bar(reason)
-        if self._all("place") and self._place() != self._all("place"):
+        if self.kept.all("place") and self._place() != self.kept.all("place"):
             return self._measure_anew("another world or machine")
-        if not seen.steps.known or not self._all("costs"):
+        if not seen.steps.known or not self.kept.all("costs"):
             return self.number
-        if seen.slow and "named" not in self.state:
-            self._keep("named", 1)
+        if seen.slow and "named" not in self.kept:
+            self.kept.write("named", 1)
             self.facts.tell(f"auto: nothing changes because {seen.slow}: that is not the network")
         guesses = self._predicted(seen)
         wanted = next(iter(order(guesses, self.options.gain, self._barred())), ON_DENSE)
         is_off = wanted != self.number and self._is_another_network(seen, guesses)
-        off = self._whole("off", 0) + 1 if is_off else 0
-        self._keep("off", off)
-        rested = self.facts.step - self._whole("since", 0) >= REST and self._whole("tries", 0) < TRIES
+        off = self.kept.whole("off") + 1 if is_off else 0
+        self.kept.write("off", off)
+        rested = self.facts.step - self.kept.whole("since") >= REST and self.kept.whole("tries") < TRIES
         return self._measure_anew("other times") if off >= 2 and rested else self.number
 
     def _is_another_network(self, seen: Timing, guesses: Sequence[float]) -> bool:
@@ -276,15 +255,17 @@ class AutoSearch:
 
         Under a candidate that sends little a step hardly gets shorter on a faster network, and dense's would.
         """
-        return differs(seen.steps.middle, float(self.state["expected"])) or differs(guesses[0], self._all("dense")[1])
+        return differs(seen.steps.middle, self.kept.number("expected")) or differs(
+            guesses[0], self.kept.all("dense")[1]
+        )
 
     def _predicted(self, seen: Timing) -> list[float]:
-        numbers = self._all("costs")
+        numbers = self.kept.all("costs")
         costs = [CandidateCost(*numbers[i : i + WIDTH]) for i in range(0, len(numbers), WIDTH)]
         now, sizes = None if self.number == ON_DENSE else costs[self.number], self._sizes()
-        usual = float(self.state["computing"])
+        usual = self.kept.number("computing")
         if now is not None and now.every:  # no average starts in backward, so that nothing was measured of it
-            ready = ready_by_share(self._all("ready"), [int(size) for size in self._all("sizes")], sizes)
+            ready = ready_by_share(self.kept.all("ready"), [int(size) for size in self.kept.all("sizes")], sizes)
             seen = seen._replace(ready=[moment * seen.computing / usual for moment in ready])
         late = max(seen.computing - usual, 0.0) if seen.slow else 0.0
         return predicted(seen, sizes, costs, now, late)
@@ -295,31 +276,30 @@ class AutoSearch:
         known = ERRORS.get(name)
         if known is not None and isfinite(error) and error > 2 * known:
             return f"its compression error is {error:.3g}, and over twice the {known:.3g} of the table"
-        if "judged" in self.state:
+        if "judged" in self.kept:
             return ""
-        after = [*self._all("after"), *mean_losses(times)]
-        self._keep_all("after", after)
-        if self.facts.step - self._whole("since", 0) < EVERY:
+        after = [*self.kept.all("after"), *mean_losses(times)]
+        self.kept.write_all("after", after)
+        if self.facts.step - self.kept.whole("since") < EVERY:
             return ""
-        self._keep("judged", 1)
-        is_worse = rises(self._all("before"), after[:EVERY])
+        self.kept.write("judged", 1)
+        is_worse = rises(self.kept.all("before"), after[:EVERY])
         return f"the loss of {EVERY} steps lies above its trend by more than its noise" if is_worse else ""
 
     def _is_spoilt(self) -> bool:
         """Count averages that are not finite, and say if what is in force has more of them than dense had."""
         own = "" if self.number != ON_DENSE else "dense_"
-        seen, lost = self._whole(f"{own}seen", 0) + 1, self._whole(f"{own}lost", 0) + (not self.facts.finite)
-        self._keep(f"{own}seen", seen)
-        self._keep(f"{own}lost", lost)
-        dense_lost, dense_seen = self._whole("dense_lost", 0), self._whole("dense_seen", 0)
+        seen, lost = self.kept.whole(f"{own}seen", 0) + 1, self.kept.whole(f"{own}lost", 0) + (not self.facts.finite)
+        self.kept.write(f"{own}seen", seen)
+        self.kept.write(f"{own}lost", lost)
+        dense_lost, dense_seen = self.kept.whole("dense_lost"), self.kept.whole("dense_seen")
         if not dense_lost:  # a few steps are not enough to know how seldom it loses one
             dense_seen = max(dense_seen, MEASURING)
         return not own and not self.facts.finite and lost >= 2 and lost * dense_seen > (dense_lost + 1) * seen
 
     def _measure_anew(self, why: str) -> int:
-        self._keep("tries", self._whole("tries", 0) + 1)
-        del self.state["phase"]
-        self.state.pop("looked", None)
+        self.kept.count("tries")
+        self.kept.forget("phase", "looked")
         self._window(ON_DENSE, QUICK - 1, QUICK)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
@@ -329,10 +309,10 @@ class AutoSearch:
         step, name = self.facts.step + 1, self.options.name_of(self.number)
         word = f"auto: dense from step {step} for good, after {name}: {reason}"
         warnings.warn(word, RuntimeWarning, stacklevel=2)
-        self._keep_all("barred", [1.0] * len(self.options.allow))
-        self._keep("phase", 2)
-        self._keep("tries", TRIES)
-        self._keep("expected", float("nan"))
+        self.kept.write_all("barred", [1.0] * len(self.options.allow))
+        self.kept.write("phase", 2)
+        self.kept.write("tries", TRIES)
+        self.kept.write("expected", float("nan"))
         self._window(ON_DENSE, EVERY, EVERY)
         self.facts.tell(word)
         return self._adopt(ON_DENSE, tells=False)
@@ -341,10 +321,10 @@ class AutoSearch:
 
     def _adopt(self, number: int, tells: bool) -> int:
         if number != self.number:
-            self._keep("choice", number)
-            self._keep("adopted", self.facts.step)
-            self._keep("seen", 0)
-            self._keep("lost", 0)
+            self.kept.write("choice", number)
+            self.kept.write("adopted", self.facts.step)
+            self.kept.write("seen", 0)
+            self.kept.write("lost", 0)
             if tells:
                 self.facts.tell(f"auto tries {self.options.name_of(number)} from step {self.facts.step + 1}")
         return number
@@ -352,31 +332,11 @@ class AutoSearch:
     def _window(self, number: int, rows: int, steps: int) -> None:
         """Look at `rows` steps of what is in force then, in so many steps from now; under rounds at whole ones."""
         rows, until = window_of(self.recipe_of(number).schedule, self.facts.step, rows, steps)
-        self._keep("rows", rows)
-        self._keep("until", until)
-
-    def _whole(self, key: str, default: int) -> int:
-        return int(self.state.get(key, default))
-
-    def _keep(self, key: str, value: float) -> None:
-        self.state[key] = torch.tensor(value, dtype=torch.float64, device="cpu")
-
-    def _all(self, key: str) -> list[float]:
-        found = self.state.get(key)
-        return [] if found is None else found.tolist()
-
-    def _keep_all(self, key: str, values: Sequence[float]) -> None:
-        self.state[key] = torch.tensor([*values], dtype=torch.float64, device="cpu")
-
-    def _turns(self) -> list[int]:
-        return [int(turn) for turn in self._all("turns")]
-
-    def _found(self) -> list[WindowMedian]:
-        numbers = self._all("found")
-        return [WindowMedian(*numbers[i : i + 3]) for i in range(0, len(numbers), 3)]
+        self.kept.write("rows", rows)
+        self.kept.write("until", until)
 
     def _barred(self) -> list[bool]:
-        return [bool(each) for each in self._all("barred")] or [False] * len(self.options.allow)
+        return [bool(each) for each in self.kept.all("barred")] or [False] * len(self.options.allow)
 
     def _sizes(self) -> list[int]:
         return [block.layout.numel for block in self.facts.blocks]

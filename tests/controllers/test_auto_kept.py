@@ -1,0 +1,38 @@
+"""What `auto` remembers: trials of candidates and of dense, in turn."""
+
+from gossamer.controllers.auto_choice import WindowMedian
+from gossamer.controllers.auto_kept import ON_DENSE, Kept, Trials
+
+
+def trials_of(turns: list[int], ended: int) -> Trials:
+    """Trials whose medians are 0, 1, 2 ..., after dense steps of 9."""
+    kept = Kept({})
+    kept.write_all("dense", [8.0, 9.0, 10.0, 0.5])
+    kept.write_all("turns", turns)
+    kept.write_all("found", [float(i) for i in range(ended) for _ in range(3)])
+    return Trials(kept)
+
+
+def test_dense_stands_beside_the_trial_before_it() -> None:
+    trials = trials_of([1, ON_DENSE, 0, ON_DENSE, 1], ended=5)
+    assert [trials.dense_beside(place).middle for place in (0, 2, 4)] == [1, 3, 3]
+    assert trials.last_dense.middle == 3
+
+
+def test_where_dense_had_no_turn_its_steps_before_all_trials_count() -> None:
+    trials = trials_of([1, 0], ended=2)
+    assert trials.dense_beside(0) == trials.last_dense == WindowMedian(8.0, 9.0, 10.0)
+
+
+def test_a_trial_that_has_only_begun_tells_nothing() -> None:
+    trials = trials_of([0, 1, ON_DENSE], ended=2)
+    assert trials.of(ON_DENSE) == [] and trials.last_dense.middle == 9
+    assert trials.tried == [0, 1] and trials.fastest == 0
+    assert trials.last_of(1) == WindowMedian(1.0, 1.0, 1.0)
+
+
+def test_what_is_forgotten_counts_from_nothing() -> None:
+    kept = Kept({})
+    assert [kept.count("lost"), kept.count("lost", 0), kept.count("lost")] == [1, 1, 2]
+    kept.forget("lost", "never")
+    assert "lost" not in kept and kept.whole("lost") == 0
