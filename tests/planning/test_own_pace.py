@@ -56,3 +56,23 @@ def test_long_rounds_are_simulated_on_fewer_ranks() -> None:
     few = simulated_ranks(Recipe.of("decoupled_diloco(100)"), 10_000)
     assert 4 <= few == RANK_STEPS // 500 < 64
     assert simulated_ranks(Recipe.of("decoupled_diloco(8)"), 3) == 3
+
+
+def test_paces_are_those_of_whole_rounds() -> None:
+    """An average takes as long as a whole round's computing: one more in the window would be seen."""
+    slow = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e5),))
+    replayed = prepare("local_sgd(8)", SMALL, slow, NoWork())
+    simulated = replace(replayed, simulated=8)
+    assert simulated.seconds(slow).step == pytest.approx(replayed.seconds(slow).step, rel=0.02)
+
+
+def test_gossip_that_overlaps_settles_at_the_pace_of_a_rank_that_is_always_slow() -> None:
+    quick = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e9),), law=SlowRank(3.0, rank=2))
+    seconds = prepare("osgp(every=4)", SMALL, quick, NoWork()).seconds(quick)
+    assert seconds.step == pytest.approx(3 * SMALL.computing, rel=0.03)
+
+
+def test_a_rank_whose_first_step_takes_longer_than_all_steps_of_the_others_has_a_pace() -> None:
+    quick = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e9),), law=SlowRank(100.0, rank=2))
+    seconds = prepare("backup", SMALL, quick, NoWork()).seconds(quick)
+    assert SMALL.computing < seconds.step < 1.35 * SMALL.computing

@@ -98,15 +98,20 @@ def _paces(
     shapes = {f"tensor{i}": (8,) for i in range(TENSORS)}
     sent = bytes_per_step(dense, shapes, ranks)
     network = Network(latency=latency, rate=sent / wires if wires > 0 and sent > 0 else inf)
-    marks = [list[tuple[int, float]]() for _ in range(ranks)]
+    marks = [[(0, 0.0)] for _ in range(ranks)]
     simulate([_train(dense, shapes, rank, ranks, seconds, marks[rank]) for rank in range(ranks)], network)
-    return [_pace(mark, SETTLED * _steps(recipe)) for mark in marks]
+    return [_pace(mark, SETTLED * _steps(recipe), recipe.schedule.shape.period) for mark in marks]
 
 
-def _pace(marks: Sequence[tuple[int, float]], settled: float) -> float:
-    first = next((i for i, (step, _) in enumerate(marks) if step >= settled), 0)
-    (a, began), (b, ended) = marks[first], marks[-1]
-    return (ended - began) / max(b - a, 1)
+def _pace(marks: Sequence[tuple[int, float]], settled: float, period: int) -> float:
+    """The seconds of a step, over whole rounds: ranks wait at their ends. `marks` hold how many steps were done, and when.
+
+    A rank whose first step was longer than all steps of the others has but the start and one more.
+    """
+    ends = [(step, clock) for step, clock in marks if step % period == 0]
+    a, began = next((end for end in ends[:-1] if end[0] >= settled), ends[0])
+    b, ended = ends[-1]
+    return (ended - began) / (b - a)
 
 
 def _train(
@@ -128,6 +133,6 @@ def _train(
         yield Compute(lambda: None, "compute", parts * seconds(rank, worker.step))
         gradients = [bucket.gradients() for bucket in worker.buckets]
         yield from worker.train_step(gradients, lambda: True, lambda: None)
-        marks.append((worker.step, (yield from now())))
+        marks.append((worker.step - 1, (yield from now())))
         yield from worker.begin()
     yield from worker.rest()
