@@ -76,3 +76,22 @@ def test_a_rank_whose_first_step_takes_longer_than_all_steps_of_the_others_has_a
     quick = replace(EIGHT, hosts=(replace(EIGHT.hosts[0], up=1e9),), law=SlowRank(100.0, rank=2))
     seconds = prepare("backup", SMALL, quick, NoWork()).seconds(quick)
     assert SMALL.computing < seconds.step < 1.35 * SMALL.computing
+
+
+def test_a_slow_rank_is_simulated_also_among_more_ranks_than_are() -> None:
+    many = replace(from_flags(nodes=128, rate=1e9, latency=1e-6), law=SlowRank(3.0, rank=100))
+    prepared = prepare("sgp", SMALL, many, NoWork())
+    assert prepared.simulated == 64
+    assert prepared.seconds(many).step == pytest.approx(3 * SMALL.computing, rel=0.05)
+
+
+def test_shards_are_simulated_as_the_ranks_that_meet() -> None:
+    """Of four hosts with two shards each, four ranks meet: a slower message is waited for as often as among four."""
+    here = from_flags(nodes=4, gpus=2, rate=1e9, latency=1e-2)
+    alone = from_flags(nodes=4, gpus=1, rate=1e9, latency=1e-2)
+    cut, whole = (
+        prepare("allreduce + quorum_rounds(4, quorum=4, overlap=0)", SMALL, cluster, NoWork(), shards)
+        for cluster, shards in ((here, 2), (alone, 1))
+    )
+    assert cut.simulated == whole.simulated == 4
+    assert cut.seconds(here).step == pytest.approx(whole.seconds(alone).step, rel=0.02)

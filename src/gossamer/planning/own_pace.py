@@ -12,7 +12,7 @@ import torch
 
 from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
-from gossamer.costs.laws import Constant
+from gossamer.costs.laws import AtShare, Constant, SlowRank
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import NoMemory
 from gossamer.planning.bytes import bytes_per_step
@@ -49,9 +49,12 @@ def _steps(recipe: Recipe) -> int:
 
 
 def at_their_own_pace(
-    recipe: Recipe, model: ModelCost, cluster: Cluster, steps: Sequence[Step], work: float
+    recipe: Recipe, model: ModelCost, cluster: Cluster, steps: Sequence[Step], work: float, ranks: int
 ) -> StepSeconds:
-    """The seconds in which each rank takes a step, on average; `steps` are those of a cycle, and `model` is the slowest host's."""
+    """The seconds in which each of so many simulated ranks takes a step, on average.
+
+    `steps` are those of a cycle, and `model` is the slowest host's.
+    """
     actions = [action for step in steps for action in step]
     pieces = [p for a in actions if isinstance(a, StartProgram) for p in a.pieces]
     crossings = [p.crossing for p in pieces if p.crossing is not None]
@@ -61,11 +64,11 @@ def at_their_own_pace(
     alone = model.computing + gathered * recipe.schedule.shape.averages_gradients
     if model.on_cores:
         alone *= max(cluster.ranks_per_node / cluster.cores, 1.0)
-    ranks = simulated_ranks(recipe, cluster.size)
-    factors = _factors(cluster, ranks)
+    places = _places(cluster, ranks)
+    factors = _factors(cluster, places)
 
     def seconds(rank: int, step: int) -> float:
-        return busy + alone * factors[rank] * cluster.law.at(rank, step)
+        return busy + alone * factors[rank] * cluster.law.at(places[rank], step)
 
     paces = _paces(recipe, ranks, seconds, cluster.latency, wires / len(steps))
     step = len(paces) / sum(1 / pace for pace in paces)
@@ -84,10 +87,19 @@ def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:
     return times * piece.work + max(piece.crossing.link_seconds(cluster), times * piece.inside + copies)
 
 
-def _factors(cluster: Cluster, ranks: int) -> list[float]:
-    """By how much longer than the slowest host each simulated rank computes; hosts are as mixed as in the cluster."""
+def _places(cluster: Cluster, ranks: int) -> list[int]:
+    """The rank of the cluster that each simulated one is: hosts are as mixed, and a rank that is slow is among them."""
+    places = [i * cluster.size // ranks for i in range(ranks)]
+    law = cluster.law.law if isinstance(cluster.law, AtShare) else cluster.law
+    if isinstance(law, SlowRank):
+        places[law.rank * ranks // cluster.size] = law.rank
+    return places
+
+
+def _factors(cluster: Cluster, places: Sequence[int]) -> list[float]:
+    """By how much longer than the slowest host each simulated rank computes."""
     speeds = [h.speed for h in cluster.hosts for _ in range(h.count * h.ranks)]
-    return [cluster.speed / speeds[i * len(speeds) // ranks] for i in range(ranks)]
+    return [cluster.speed / speeds[place] for place in places]
 
 
 def _paces(
@@ -104,7 +116,7 @@ def _paces(
 
 
 def _pace(marks: Sequence[tuple[int, float]], settled: float, period: int) -> float:
-    """The seconds of a step, over whole rounds: ranks wait at their ends. `marks` hold how many steps were done, and when.
+    """The seconds of a step over whole rounds, at whose ends ranks wait. `marks` say when so many steps were done.
 
     A rank whose first step was longer than all steps of the others has but the start and one more.
     """

@@ -90,7 +90,7 @@ class Prepared:
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:
             cycle = self.steps[self.warm :]
-            return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work)
+            return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work, self.simulated)
         return Replay(cluster, self.model, work).seconds(self.steps, self.warm)
 
     def null_seconds(self, cluster: Cluster) -> float:
