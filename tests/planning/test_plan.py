@@ -12,6 +12,7 @@ import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
 from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.costs.laws import SlowRank
 from gossamer.planning import bytes_per_step
 from gossamer.planning.baselines import compute, ddp
 from gossamer.planning.measured_model import measure, untrained, with_step
@@ -344,3 +345,10 @@ def test_more_hosts_are_planned_as_each_of_them_alone() -> None:
     unlike = replace(FOUR, hosts=(FOUR.hosts[0], replace(FOUR.hosts[0], speed=0.5)))
     with pytest.raises(CostError, match="unlike groups of hosts"):
         scaling(unlike, [4], planned)
+
+
+def test_fewer_hosts_have_a_slow_rank_still() -> None:
+    slow = replace(FOUR, law=SlowRank(3.0, rank=3))
+    found = scaling(slow, [2, 4], lambda there: plan(SMALL, there, ["qsgd"], work=NoWork(), curves=False))
+    assert all(step > 3 * SMALL.computing for step in found.seconds["qsgd"].values())
+    assert not found.refused
