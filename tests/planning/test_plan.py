@@ -82,7 +82,10 @@ def test_an_average_that_nothing_hides_takes_its_formula() -> None:
 def test_ranks_that_share_a_core_take_turns() -> None:
     """R ranks on C cores take R / C times as long, and a program's work is added where no core is free."""
     two = replace(FREE, hosts=(Hosts(count=1, ranks=4, cores=2.0),))
-    assert compute(SMALL).seconds(two).step == pytest.approx(2 * SMALL.computing)
+    seconds = compute(SMALL).seconds(two)
+    assert seconds.step == pytest.approx(2 * SMALL.computing)
+    assert seconds.utilisation == pytest.approx(1)  # others compute meanwhile
+    assert seconds.work == pytest.approx(0, abs=1e-9)
 
 
 def test_transfers_at_once_share_a_card() -> None:
@@ -97,6 +100,9 @@ def test_accumulation_averages_less_often() -> None:
     one, four = (ddp(SMALL, 4, accumulate=k).seconds(FOUR) for k in (1, 4))
     assert four.sent == pytest.approx(one.sent / 4)
     assert four.network < one.network / 2
+    free = ddp(SMALL, 4, accumulate=4).seconds(FREE)
+    assert free.optimizer == pytest.approx(SMALL.optimizer / 4)
+    assert free.work == pytest.approx(16 * SMALL.numel / FREE.memory_rate / 4, rel=1e-3)  # copies to buckets and back
 
 
 def test_two_levels_send_less_through_a_card() -> None:

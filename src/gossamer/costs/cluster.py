@@ -149,6 +149,11 @@ class Cluster:
         return min(h.cores for h in self.hosts)
 
     @property
+    def turns(self) -> float:
+        """The ranks of a host that take turns on one of its cores, 1 at least."""
+        return max(self.ranks_per_node / self.cores, 1.0)
+
+    @property
     def memory_rate(self) -> float:
         return min(h.memory_rate for h in self.hosts)
 

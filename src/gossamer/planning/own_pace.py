@@ -58,12 +58,11 @@ def at_their_own_pace(
     actions = [action for step in steps for action in step]
     pieces = [p for a in actions if isinstance(a, StartProgram) for p in a.pieces]
     crossings = [p.crossing for p in pieces if p.crossing is not None]
-    busy = work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
+    busy = cluster.turns * work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
     wires = sum(_piece_seconds(p, cluster, work / cluster.speed) for p in pieces)
+    model = model.in_turns(cluster.turns)
     gathered = 8 * model.numel / cluster.memory_rate / cluster.speed  # bytes read and written to gather gradients
-    alone = model.computing + gathered * recipe.schedule.shape.averages_gradients
-    if model.on_cores:
-        alone *= max(cluster.ranks_per_node / cluster.cores, 1.0)
+    alone = model.computing + cluster.turns * gathered * recipe.schedule.shape.averages_gradients
     places = _places(cluster, ranks)
     factors = _factors(cluster, places)
 
