@@ -38,7 +38,7 @@ def test_every_preset_plans_or_says_why_not(name: str) -> None:
     assert (found.simulated > 0) == recipe.schedule.shape.is_async
     assert found.seconds.step >= SMALL.computing - 1e-9
     if not found.estimated and not found.simulated:
-        counted = bytes_per_step(recipe, SHAPES, 4, momenta=SMALL.momenta)
+        counted = bytes_per_step(recipe, SHAPES, 4, momenta=SMALL.momenta) / recipe.schedule.shape.micro_batches
         assert found.seconds.sent == pytest.approx(counted, rel=0.06, abs=64)
 
 
@@ -103,6 +103,16 @@ def test_accumulation_averages_less_often() -> None:
     free = ddp(SMALL, 4, accumulate=4).seconds(FREE)
     assert free.optimizer == pytest.approx(SMALL.optimizer / 4)
     assert free.work == pytest.approx(16 * SMALL.numel / FREE.memory_rate / 4, rel=1e-3)  # copies to buckets and back
+
+
+def test_a_recipe_of_micro_batches_is_planned_as_accumulating_ddp_is() -> None:
+    """A step is one of them: with one bucket both compute, and then average once."""
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    recipe = prepare("minibatch(4)", one, FOUR, NoWork()).seconds(FOUR)
+    dense = ddp(one, 4, accumulate=4).seconds(FOUR)
+    assert recipe.step == pytest.approx(dense.step, rel=0.01)
+    assert recipe.sent == pytest.approx(dense.sent, rel=1e-3)
+    assert recipe.optimizer == pytest.approx(one.optimizer / 4)
 
 
 def test_two_levels_send_less_through_a_card() -> None:

@@ -15,6 +15,7 @@ from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSec
 
 FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
 ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
+WITHOUT: Step = (BackwardEnds(), StepEnds())  # of a micro-batch after which nothing is averaged
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,8 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
 
     def seconds(cluster: Cluster) -> StepSeconds:
-        without: Step = (BackwardEnds(), StepEnds())
         with_averages = _ddp_step(told, size, cluster, 2 if bf16 else model.width)
-        steps = [without] * (accumulate - 1) + [with_averages]
+        steps = [WITHOUT] * (accumulate - 1) + [with_averages]
         return Replay(cluster, told).seconds(steps * 2, accumulate)
 
     return PlannedBaseline(name, seconds)

@@ -10,7 +10,7 @@ from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
-from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.baselines import ALONE, WITHOUT, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
@@ -110,11 +110,12 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
     programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
     parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
-    timed = TimedSteps(programs)
+    timed, parts = TimedSteps(programs), parsed.schedule.shape.micro_batches
+    steps = [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps
     return Prepared(
-        [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
-        timed.warm,
-        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period),
+        [each for step in steps for each in (*[WITHOUT] * (parts - 1), step)],  # a step is a micro-batch, as DDP's is
+        timed.warm * parts,
+        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period * parts),
         programs,
         timed.copies,
         timed.overlaps,
