@@ -7,6 +7,7 @@ from tests.planning.models import SMALL
 
 from gossamer.costs import from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
+from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.own_pace import RANK_STEPS, simulated_ranks
 from gossamer.planning.plan import plan, prepare
 from gossamer.planning.work import NoWork
@@ -56,6 +57,14 @@ def test_long_rounds_are_simulated_on_fewer_ranks() -> None:
     few = simulated_ranks(Recipe.of("decoupled_diloco(100)"), 10_000)
     assert 4 <= few == RANK_STEPS // 500 < 64
     assert simulated_ranks(Recipe.of("decoupled_diloco(8)"), 3) == 3
+    assert simulated_ranks(Recipe.of("sgp + per_node(6)"), 72) == 60  # whole nodes
+
+
+def test_as_many_tensors_are_simulated_as_the_model_has_fragments() -> None:
+    model = from_shapes({f"{i}.w": (32, 32) for i in range(16)}, 0.1, name="deep", memory_rate=10e9)
+    prepared = prepare("allreduce + quorum_rounds(48, fragments=12)", model, EIGHT, NoWork())
+    assert prepared.simulated == 8
+    assert prepared.seconds(EIGHT).step > model.computing
 
 
 def test_paces_are_those_of_whole_rounds() -> None:

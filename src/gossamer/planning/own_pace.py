@@ -26,7 +26,7 @@ from gossamer.runtime import Worker, params_of
 ROUNDS, SETTLED = 5, 0.4  # rounds that are simulated, and the share of their steps after which paces are measured
 SHORTEST = 40  # steps
 MOST, RANK_STEPS = 64, 6000  # ranks, and steps of all ranks together
-TENSORS = 8  # of the model, in the simulation
+TENSORS = 8  # of the model, in the simulation; more where it has more fragments
 
 
 def needs_simulation(recipe: Recipe, cluster: Cluster, overlaps: bool) -> bool:
@@ -39,8 +39,11 @@ def needs_simulation(recipe: Recipe, cluster: Cluster, overlaps: bool) -> bool:
 
 
 def simulated_ranks(recipe: Recipe, size: int) -> int:
-    """As many ranks as there are, but at most 64, and fewer where rounds are long."""
-    return min(size, MOST, max(RANK_STEPS // _steps(recipe), 4))
+    """All ranks, but at most 64, and fewer where rounds are long; of a schedule that has nodes, whole ones."""
+    per_node = recipe.schedule.ranks_per_node
+    least = max(2 * per_node, 4)
+    found = min(size, max(MOST, least), max(RANK_STEPS // _steps(recipe), least))
+    return found - found % per_node if found > per_node else found
 
 
 def _steps(recipe: Recipe) -> int:
@@ -69,7 +72,7 @@ def at_their_own_pace(
     def seconds(rank: int, step: int) -> float:
         return busy + alone * factors[rank] * cluster.law.at(places[rank], step)
 
-    paces = _paces(recipe, ranks, seconds, cluster.latency, wires / len(steps))
+    paces = _paces(recipe, _tensors(recipe, model), ranks, seconds, cluster.latency, wires / len(steps))
     step = len(paces) / sum(1 / pace for pace in paces)
     computing = len(factors) / sum(1 / factor for factor in factors)  # relative to the slowest host's
     told = model.at_speed(1 / computing)
@@ -101,12 +104,25 @@ def _factors(cluster: Cluster, places: Sequence[int]) -> list[float]:
     return [cluster.speed / speeds[place] for place in places]
 
 
+def _tensors(recipe: Recipe, model: ModelCost) -> dict[str, tuple[int, ...]]:
+    """A tensor of a few numbers for the model's first parameters, and for the first one of each fragment."""
+    fragments, first = recipe.schedule.fragment_of(model.shapes), dict[int, str]()
+    for name in model.shapes:
+        first.setdefault(fragments[name], name)
+    kept = {*[*model.shapes][:TENSORS], *first.values()}
+    return {name: (8,) for name in model.shapes if name in kept}
+
+
 def _paces(
-    recipe: Recipe, ranks: int, seconds: Callable[[int, int], float], latency: float, wires: float
+    recipe: Recipe,
+    shapes: dict[str, tuple[int, ...]],
+    ranks: int,
+    seconds: Callable[[int, int], float],
+    latency: float,
+    wires: float,
 ) -> list[float]:
     """The seconds of a step of each rank, once they have settled; `wires` are those of a step's requests without latency."""
     dense = replace(recipe, exchange=Recipe.of("allreduce").exchange, memory=NoMemory(), rules=())
-    shapes = {f"tensor{i}": (8,) for i in range(TENSORS)}
     sent = bytes_per_step(dense, shapes, ranks)
     network = Network(latency=latency, rate=sent / wires if wires > 0 and sent > 0 else inf)
     marks = [[(0, 0.0)] for _ in range(ranks)]
