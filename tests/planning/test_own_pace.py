@@ -36,6 +36,7 @@ def test_one_slow_rank_slows_only_those_that_wait_for_it() -> None:
     steps = {row.name: row.seconds.step / SMALL.computing for row in found.recipes if row.seconds is not None}
     assert all(steps[name] < 1.35 for name in free), steps
     assert all(steps[name] == pytest.approx(3, rel=0.05) for name in waits), steps
+    assert not any(row.rounds for row in found.recipes if row.simulated)
     assert {row.name: row.simulated for row in found.recipes} == dict.fromkeys(free, 8) | dict.fromkeys(waits, 0)
     assert found.dense.seconds is not None
     assert found.dense.seconds.waiting == pytest.approx(2 * SMALL.computing)

@@ -375,7 +375,8 @@ def _too_large(needed: PeakMemory, memory: float) -> str:
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
     """The shortest rounds that keep machines so busy, if what a round adds does not depend on its length."""
     schedule = prepared.programs.recipe.schedule
-    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps:
+    alike = not prepared.simulated  # else the slowest rank alone is longer in a step than all ranks together
+    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps or not alike:
         return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period
