@@ -7,9 +7,12 @@ Computing is a sleep of --compute milliseconds on every rank, so that cores that
 slow rank sleeps for so much longer. Contenders take short turns, undisturbed, with --slow and with --spikes. What is printed
 is the median over turns of rank 0's mean step, and its ratio to the contender's own undisturbed step.
 
-`--plan` prints beside it the step that `gossamer plan` predicts, and what was measured as the plan counts: the mean over turns
-of the pace of all ranks together, which may make unlike numbers of steps. A plan speaks of paces once they have settled: `--warm`
-should be two rounds of what adapts.
+`--plan` prints beside it the step that `gossamer plan` predicts, and what was measured as the plan counts: the
+mean over turns of the pace of all ranks together, which may make unlike numbers of steps. A plan speaks of paces
+once they have settled, so the time of a turn is taken of whole rounds, after four of them at least: in the first,
+`by_speed` does not know its ranks yet, and under gossip that overlaps quick ranks run ahead of a slow one for
+a few rounds. What is planned computes for `--compute` milliseconds and no more: compare the contender's own
+undisturbed step with its plan first.
 """
 
 import argparse
@@ -18,6 +21,7 @@ import statistics
 import sys
 import time
 from dataclasses import replace
+from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -35,6 +39,7 @@ from gossamer.planning.plan import prepare
 from gossamer.planning.work import NoWork
 
 LATENCY = 50e-6  # of a message between processes of one machine
+SETTLING = 4  # rounds of a turn before its time is taken
 
 
 class Turn(NamedTuple):
@@ -63,6 +68,8 @@ class Contender:
         plain = self.kind == "ddp"
         forward = nn.parallel.DistributedDataParallel(self.model) if plain else self.model
         comm = None if plain else gossamer.attach(self.model, self.optimizer, self.kind)
+        period = 1 if comm is None else comm.recipe.schedule.shape.period
+        warm, steps = period * max(ceil(warm / period), SETTLING), period * ceil(steps / period)
         dist.barrier()
         began, first, done, drawn = 0.0, 0, 0, 0
         while done < warm + steps:
@@ -109,10 +116,12 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=100.0, help="milliseconds")
     parser.add_argument("--slow", default="3:300")
     parser.add_argument("--spikes", default="all:300:0.05")
-    parser.add_argument("--steps", type=int, default=40, help="in all turns of a contender and a disturbance")
+    parser.add_argument(
+        "--steps", type=int, default=40, help="in all turns of a contender and a disturbance; whole rounds in each"
+    )
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument(
-        "--warm", type=int, default=2, help="steps of a turn before its time is taken: set-ups, kernels, first rounds"
+        "--warm", type=int, default=2, help="steps of a turn before its time is taken; four rounds at least"
     )
     parser.add_argument("--plan", action="store_true", help="beside what gossamer plan predicts")
     parser.add_argument("--rank", action="store_true", help="set by the program itself")

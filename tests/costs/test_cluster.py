@@ -9,6 +9,7 @@ import pytest
 from gossamer import CostError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.cluster_file import read_cluster, write_cluster
+from gossamer.costs.laws import Constant, SlowRank
 from gossamer.costs.quantities import Price
 
 GOOD = """format = 1
@@ -129,3 +130,10 @@ def test_no_hosts_and_impossible_shares_are_refused() -> None:
         Cluster(hosts=())
     with pytest.raises(CostError, match="between 0 and 1"):
         Cluster(hosts=(Hosts(count=2),), efficiency={"ring": 0.0})
+
+
+def test_a_slow_rank_keeps_its_machine_where_some_are_left_out() -> None:
+    six = replace(from_flags(nodes=3, ranks=2, rate=1e6), law=SlowRank(2.0, rank=5))
+    assert six.of_nodes([0, 2]).law == SlowRank(2.0, rank=3)
+    assert six.of_nodes([0, 1]).law == Constant()
+    assert six.of_nodes([0, 1, 2]).law == six.law

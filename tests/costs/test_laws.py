@@ -34,6 +34,12 @@ def test_the_slowest_of_many_is_as_slow_as_simulations_say(
     assert law.slowest(ranks, steps) == pytest.approx(published, rel=0.02)
 
 
+@pytest.mark.parametrize("law", [Lognormal(2.0), Lognormal(1.0), Lognormal(0.01), ShiftedExponential(1.0)])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_one_rank_takes_the_mean_however_long_the_tail(law: ComputingLaw, steps: int) -> None:
+    assert law.slowest(1, steps) == pytest.approx(1.0, rel=5e-3)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_more_ranks_are_slower_and_longer_rounds_quicker(law: ComputingLaw) -> None:
     assert law.slowest(2, 1) <= law.slowest(64, 1) + 1e-9
@@ -55,6 +61,15 @@ def test_a_trace_is_relative_to_its_mean() -> None:
     law = Trace(((1.0,) * 199 + (3.0,), (1.0,) * 200))
     assert law.slowest(2, 1) == pytest.approx(1 / 1.005 * (1 + 2 * (1 - (399 / 400) ** 2)), rel=1e-2)
     assert law.at(0, 199) / law.at(1, 199) == pytest.approx(3)
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_a_rank_that_is_slow_in_all_its_rows_is_waited_for_in_every_round(steps: int) -> None:
+    quick, slow = (1.0,) * 200, (2.0,) * 200
+    law = Trace((quick, quick, quick, slow))
+    assert law.slowest(4, steps) == pytest.approx(2 / 1.25, rel=0.01)
+    assert law.slowest(3, steps) == pytest.approx(1 / 1.25, rel=0.01)
+    assert law.slowest_at(0.1, 4, steps) == pytest.approx(2 / 1.25, rel=1e-6)
 
 
 def rows(ranks: int, steps: int) -> str:

@@ -66,6 +66,13 @@ def test_the_interval_between_saves_is_near_the_best() -> None:
 
 def test_failures_that_never_end_keep_nothing() -> None:
     assert restarts_keep(1.0, 3600.0, 600.0) == 0.0
+    assert restarts_keep(1.0, 3600.0, 1e-3) == 0.0
+
+
+def test_saves_that_take_no_time_leave_restarts() -> None:
+    free = restarts_keep(3600.0, 120.0, 0.0)
+    assert free == pytest.approx(exp(-120 / 3600))
+    assert free == pytest.approx(restarts_keep(3600.0, 120.0, 1e-6), rel=1e-3)
 
 
 def test_who_goes_on_without_a_lost_rank_keeps_more() -> None:

@@ -12,6 +12,7 @@ import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
 from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.costs.laws import SlowRank
 from gossamer.planning import bytes_per_step
 from gossamer.planning.baselines import compute, ddp
 from gossamer.planning.measured_model import measure, untrained, with_step
@@ -37,7 +38,7 @@ def test_every_preset_plans_or_says_why_not(name: str) -> None:
     assert (found.simulated > 0) == recipe.schedule.shape.is_async
     assert found.seconds.step >= SMALL.computing - 1e-9
     if not found.estimated and not found.simulated:
-        counted = bytes_per_step(recipe, SHAPES, 4, momenta=SMALL.momenta)
+        counted = bytes_per_step(recipe, SHAPES, 4, momenta=SMALL.momenta) / recipe.schedule.shape.micro_batches
         assert found.seconds.sent == pytest.approx(counted, rel=0.06, abs=64)
 
 
@@ -81,7 +82,10 @@ def test_an_average_that_nothing_hides_takes_its_formula() -> None:
 def test_ranks_that_share_a_core_take_turns() -> None:
     """R ranks on C cores take R / C times as long, and a program's work is added where no core is free."""
     two = replace(FREE, hosts=(Hosts(count=1, ranks=4, cores=2.0),))
-    assert compute(SMALL).seconds(two).step == pytest.approx(2 * SMALL.computing)
+    seconds = compute(SMALL).seconds(two)
+    assert seconds.step == pytest.approx(2 * SMALL.computing)
+    assert seconds.utilisation == pytest.approx(1)  # others compute meanwhile
+    assert seconds.work == pytest.approx(0, abs=1e-9)
 
 
 def test_transfers_at_once_share_a_card() -> None:
@@ -96,6 +100,19 @@ def test_accumulation_averages_less_often() -> None:
     one, four = (ddp(SMALL, 4, accumulate=k).seconds(FOUR) for k in (1, 4))
     assert four.sent == pytest.approx(one.sent / 4)
     assert four.network < one.network / 2
+    free = ddp(SMALL, 4, accumulate=4).seconds(FREE)
+    assert free.optimizer == pytest.approx(SMALL.optimizer / 4)
+    assert free.work == pytest.approx(16 * SMALL.numel / FREE.memory_rate / 4, rel=1e-3)  # copies to buckets and back
+
+
+def test_a_recipe_of_micro_batches_is_planned_as_accumulating_ddp_is() -> None:
+    """A step is one of them: with one bucket both compute, and then average once."""
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    recipe = prepare("minibatch(4)", one, FOUR, NoWork()).seconds(FOUR)
+    dense = ddp(one, 4, accumulate=4).seconds(FOUR)
+    assert recipe.step == pytest.approx(dense.step, rel=0.01)
+    assert recipe.sent == pytest.approx(dense.sent, rel=1e-3)
+    assert recipe.optimizer == pytest.approx(one.optimizer / 4)
 
 
 def test_two_levels_send_less_through_a_card() -> None:
@@ -344,3 +361,10 @@ def test_more_hosts_are_planned_as_each_of_them_alone() -> None:
     unlike = replace(FOUR, hosts=(FOUR.hosts[0], replace(FOUR.hosts[0], speed=0.5)))
     with pytest.raises(CostError, match="unlike groups of hosts"):
         scaling(unlike, [4], planned)
+
+
+def test_fewer_hosts_have_a_slow_rank_still() -> None:
+    slow = replace(FOUR, law=SlowRank(3.0, rank=3))
+    found = scaling(slow, [2, 4], lambda there: plan(SMALL, there, ["qsgd"], work=NoWork(), curves=False))
+    assert all(step > 3 * SMALL.computing for step in found.seconds["qsgd"].values())
+    assert not found.refused

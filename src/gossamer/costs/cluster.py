@@ -1,6 +1,6 @@
 """A cluster: groups of equal hosts, their links and processors, and what a byte costs on the way."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
@@ -149,6 +149,11 @@ class Cluster:
         return min(h.cores for h in self.hosts)
 
     @property
+    def turns(self) -> float:
+        """The ranks of a host that take turns on one of its cores, 1 at least."""
+        return max(self.ranks_per_node / self.cores, 1.0)
+
+    @property
     def memory_rate(self) -> float:
         return min(h.memory_rate for h in self.hosts)
 
@@ -187,8 +192,17 @@ class Cluster:
         >>> [h.count for h in from_flags(nodes=4, rate=1e6).of_nodes([0, 3]).hosts]
         [1, 1]
         """
-        every = [replace(hosts, count=1) for hosts in self.hosts for _ in range(hosts.count)]
-        return replace(self, hosts=tuple(every[node] for node in nodes))
+        every, kept = [replace(hosts, count=1) for hosts in self.hosts for _ in range(hosts.count)], [*nodes]
+        hosts = tuple(every[node] for node in kept)
+        return replace(self, hosts=hosts, law=_law_of_nodes(self.law, kept, self.ranks_per_node))
+
+
+def _law_of_nodes(law: ComputingLaw, nodes: Sequence[int], per_node: int) -> ComputingLaw:
+    """The law where only these nodes are left: a slow rank is the same one by its new number, or is not there."""
+    if not isinstance(law, SlowRank):
+        return law
+    node, place = divmod(law.rank, per_node)
+    return replace(law, rank=nodes.index(node) * per_node + place) if node in nodes else Constant()
 
 
 def from_flags(

@@ -17,6 +17,7 @@ from gossamer.core.errors import CostError
 FEWEST = 200  # rows of a rank in a trace
 WIDEST = 2.0  # sigma of a lognormal law
 CUTS = 2000  # of an integral
+NEAR = 1e-3  # of the mean: less than so little nobody takes
 
 
 class ComputingLaw(ABC):
@@ -30,22 +31,29 @@ class ComputingLaw(ABC):
         """The share of means over `steps` draws that are at most x."""
         return float(x >= 1)
 
+    def all_below(self, x: float, ranks: int, steps: int) -> float:
+        """The share of rounds in which the means of so many ranks are all at most x."""
+        return self.share_below(x, steps) ** ranks
+
     def slowest(self, ranks: int, steps: int) -> float:
         """The expected mean over `steps` draws of the slowest of so many ranks, which all others wait for."""
         top = 1.0
-        while self.share_below(top, steps) ** ranks < 1 - 1e-9 and top < 1e6:
+        while self.all_below(top, ranks, steps) < 1 - 1e-9 and top < 1e6:
             top *= 1.2
-        width = top / CUTS
-        return width * sum(1 - self.share_below((i + 0.5) * width, steps) ** ranks for i in range(CUTS))
+        # Cuts are as long as they are far away, since the tail of a law may be a thousand times as long as its body.
+        growth = (top / NEAR) ** (1 / CUTS)
+        middles = [NEAR * growth ** (i + 0.5) for i in range(CUTS)]
+        width = growth**0.5 - growth**-0.5
+        return NEAR + sum(width * x * (1 - self.all_below(x, ranks, steps)) for x in middles)
 
     def slowest_at(self, share: float, ranks: int, steps: int) -> float:
         """What the slowest of so many ranks takes at most in this share of rounds."""
         low, high = 0.0, 1.0
-        while self.share_below(high, steps) ** ranks < share:
+        while self.all_below(high, ranks, steps) < share:
             low, high = high, 2 * high
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = (middle, high) if self.share_below(middle, steps) ** ranks < share else (low, middle)
+            low, high = (middle, high) if self.all_below(middle, ranks, steps) < share else (low, middle)
         return high
 
 
@@ -161,17 +169,24 @@ class Trace(ComputingLaw):
         return row[step % len(row)]
 
     @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few lengths of rounds, and ends
-    def _means(self, steps: int) -> list[float]:
-        """Means of runs of so many steps in a row, of all ranks, in order."""
-        return sorted(
-            sum(row[(i + k) % len(row)] for k in range(steps)) / steps
+    def _means(self, steps: int) -> list[list[float]]:
+        """Means of runs of so many steps in a row, of each row in order."""
+        return [
+            sorted(sum(row[(i + k) % len(row)] for k in range(steps)) / steps for i in range(len(row)))
             for row in self._relative
-            for i in range(len(row))
-        )
+        ]
 
     def share_below(self, x: float, steps: int) -> float:
         means = self._means(steps)
-        return bisect_right(means, x) / len(means)
+        return sum(bisect_right(row, x) for row in means) / sum(map(len, means))
+
+    def all_below(self, x: float, ranks: int, steps: int) -> float:
+        """Each rank has its own row, as in `at`: one that is always slow is the slowest in every round."""
+        out = 1.0
+        for i, row in enumerate(self._means(steps)):
+            like = ranks // len(self.rows) + (i < ranks % len(self.rows))
+            out *= (bisect_right(row, x) / len(row)) ** like
+        return out
 
 
 @final

@@ -15,6 +15,7 @@ from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSec
 
 FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
 ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
+WITHOUT: Step = (BackwardEnds(), StepEnds())  # of a micro-batch after which nothing is averaged
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,9 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
 
     def seconds(cluster: Cluster) -> StepSeconds:
-        without: Step = (BackwardEnds(), StepEnds())
         with_averages = _ddp_step(told, size, cluster, 2 if bf16 else model.width)
-        steps = [without] * (accumulate - 1) + [with_averages]
-        found = Replay(cluster, told).seconds(steps * 2, accumulate)
-        if accumulate == 1:
-            return found
-        optimizer = model.optimizer / accumulate  # it steps once for all micro-batches
-        return replace(found, optimizer=optimizer, work=max(found.work + model.optimizer - optimizer, 0.0))
+        steps = [WITHOUT] * (accumulate - 1) + [with_averages]
+        return Replay(cluster, told).seconds(steps * 2, accumulate)
 
     return PlannedBaseline(name, seconds)
 
@@ -106,15 +102,15 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
 
     def seconds(cluster: Cluster) -> StepSeconds:
         moved = _gather(model.numel, model.width, cluster.size, cluster, cluster.nodes)
-        gather = moved.seconds(cluster)
-        late = model.at_speed(1 / late_by(cluster.law, cluster.size, 1))
+        gather, mine = moved.seconds(cluster), model.in_turns(cluster.turns)
+        late = mine.at_speed(1 / late_by(cluster.law, cluster.size, 1))
         forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
-        optimizer = model.optimizer / cluster.size
-        waiting = late.forward + late.backward - model.forward - model.backward
+        optimizer = mine.optimizer / cluster.size
+        waiting = late.forward + late.backward - mine.forward - mine.backward
         network = forward + backward - late.forward - late.backward
         total = forward + backward + optimizer
         sent, card = 3 * moved.sent, 3 * moved.card
-        return StepSeconds(total, model.forward, model.backward, 0.0, network, optimizer, sent, card, waiting)
+        return StepSeconds(total, mine.forward, mine.backward, 0.0, network, optimizer, sent, card, waiting)
 
     return PlannedBaseline("fsdp", seconds)
 

@@ -66,7 +66,9 @@ def restarts_keep(between: float, restart: float, save: float) -> float:
     0.869
     """
     stretch = save_every(between, restart, save)
-    if stretch / between > 500:  # nearly no stretch ever ends
+    if (restart + stretch) / between > 500:  # nearly no stretch ever ends
         return 0.0
+    if not save:  # after every moment, so that a failure costs its restart alone
+        return exp(-restart / between)
     takes = exp(restart / between) * between * (exp(stretch / between) - 1) if between < inf else stretch
     return (stretch - save) / takes

@@ -69,6 +69,15 @@ class ModelCost:
         forward, backward, optimizer = (each / speed for each in seconds)
         return replace(self, forward=forward, backward=backward, optimizer=optimizer)
 
+    def in_turns(self, turns: float) -> "ModelCost":
+        """The same model where so many ranks take turns on each core; on an accelerator, only its optimizer does.
+
+        >>> ModelCost(shapes={"w": (8,)}, forward=1, backward=2, optimizer=1, shares={"w": 1.0}).in_turns(2.0).computing
+        8.0
+        """
+        slowed = self.at_speed(1 / turns)
+        return slowed if self.on_cores else replace(self, optimizer=slowed.optimizer)
+
     def arrival(self, bucket: int) -> float:
         """The share of the backward pass that is done when a bucket, and all before it, are complete."""
         return max(self.shares[name] for names in self.buckets[: bucket + 1] for name in names)

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
-from gossamer.costs.laws import Constant
+from gossamer.costs.laws import AtShare, Constant, SlowRank
 from gossamer.fabrics.sim import Network, simulate
 from gossamer.memories import NoMemory
 from gossamer.planning.bytes import bytes_per_step
@@ -26,7 +26,7 @@ from gossamer.runtime import Worker, params_of
 ROUNDS, SETTLED = 5, 0.4  # rounds that are simulated, and the share of their steps after which paces are measured
 SHORTEST = 40  # steps
 MOST, RANK_STEPS = 64, 6000  # ranks, and steps of all ranks together
-TENSORS = 8  # of the model, in the simulation
+TENSORS = 8  # of the model, in the simulation; more where it has more fragments
 
 
 def needs_simulation(recipe: Recipe, cluster: Cluster, overlaps: bool) -> bool:
@@ -39,8 +39,11 @@ def needs_simulation(recipe: Recipe, cluster: Cluster, overlaps: bool) -> bool:
 
 
 def simulated_ranks(recipe: Recipe, size: int) -> int:
-    """As many ranks as there are, but at most 64, and fewer where rounds are long."""
-    return min(size, MOST, max(RANK_STEPS // _steps(recipe), 4))
+    """All ranks, but at most 64, and fewer where rounds are long; of a schedule that has nodes, whole ones."""
+    per_node = recipe.schedule.ranks_per_node
+    least = max(2 * per_node, 4)
+    found = min(size, max(MOST, least), max(RANK_STEPS // _steps(recipe), least))
+    return found - found % per_node if found > per_node else found
 
 
 def _steps(recipe: Recipe) -> int:
@@ -49,25 +52,27 @@ def _steps(recipe: Recipe) -> int:
 
 
 def at_their_own_pace(
-    recipe: Recipe, model: ModelCost, cluster: Cluster, steps: Sequence[Step], work: float
+    recipe: Recipe, model: ModelCost, cluster: Cluster, steps: Sequence[Step], work: float, ranks: int
 ) -> StepSeconds:
-    """The seconds in which each rank takes a step, on average; `steps` are those of a cycle, and `model` is the slowest host's."""
+    """The seconds in which each of so many simulated ranks takes a step, on average.
+
+    `steps` are those of a cycle, and `model` is the slowest host's.
+    """
     actions = [action for step in steps for action in step]
     pieces = [p for a in actions if isinstance(a, StartProgram) for p in a.pieces]
     crossings = [p.crossing for p in pieces if p.crossing is not None]
-    busy = work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
+    busy = cluster.turns * work / cluster.speed * sum(a.seconds for a in actions if isinstance(a, Busy)) / len(steps)
     wires = sum(_piece_seconds(p, cluster, work / cluster.speed) for p in pieces)
+    model = model.in_turns(cluster.turns)
     gathered = 8 * model.numel / cluster.memory_rate / cluster.speed  # bytes read and written to gather gradients
-    alone = model.computing + gathered * recipe.schedule.shape.averages_gradients
-    if model.on_cores:
-        alone *= max(cluster.ranks_per_node / cluster.cores, 1.0)
-    ranks = simulated_ranks(recipe, cluster.size)
-    factors = _factors(cluster, ranks)
+    alone = model.computing + cluster.turns * gathered * recipe.schedule.shape.averages_gradients
+    places = _places(cluster, ranks)
+    factors = _factors(cluster, places)
 
     def seconds(rank: int, step: int) -> float:
-        return busy + alone * factors[rank] * cluster.law.at(rank, step)
+        return busy + alone * factors[rank] * cluster.law.at(places[rank], step)
 
-    paces = _paces(recipe, ranks, seconds, cluster.latency, wires / len(steps))
+    paces = _paces(recipe, _tensors(recipe, model), ranks, seconds, cluster.latency, wires / len(steps))
     step = len(paces) / sum(1 / pace for pace in paces)
     computing = len(factors) / sum(1 / factor for factor in factors)  # relative to the slowest host's
     told = model.at_speed(1 / computing)
@@ -84,29 +89,56 @@ def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:
     return times * piece.work + max(piece.crossing.link_seconds(cluster), times * piece.inside + copies)
 
 
-def _factors(cluster: Cluster, ranks: int) -> list[float]:
-    """By how much longer than the slowest host each simulated rank computes; hosts are as mixed as in the cluster."""
+def _places(cluster: Cluster, ranks: int) -> list[int]:
+    """The rank of the cluster that each simulated one is: hosts are as mixed, and a rank that is slow is among them."""
+    places = [i * cluster.size // ranks for i in range(ranks)]
+    law = cluster.law.law if isinstance(cluster.law, AtShare) else cluster.law
+    if isinstance(law, SlowRank):
+        places[law.rank * ranks // cluster.size] = law.rank
+    return places
+
+
+def _factors(cluster: Cluster, places: Sequence[int]) -> list[float]:
+    """By how much longer than the slowest host each simulated rank computes."""
     speeds = [h.speed for h in cluster.hosts for _ in range(h.count * h.ranks)]
-    return [cluster.speed / speeds[i * len(speeds) // ranks] for i in range(ranks)]
+    return [cluster.speed / speeds[place] for place in places]
+
+
+def _tensors(recipe: Recipe, model: ModelCost) -> dict[str, tuple[int, ...]]:
+    """A tensor of a few numbers for the model's first parameters, and for the first one of each fragment."""
+    fragments, first = recipe.schedule.fragment_of(model.shapes), dict[int, str]()
+    for name in model.shapes:
+        first.setdefault(fragments[name], name)
+    kept = {*[*model.shapes][:TENSORS], *first.values()}
+    return {name: (8,) for name in model.shapes if name in kept}
 
 
 def _paces(
-    recipe: Recipe, ranks: int, seconds: Callable[[int, int], float], latency: float, wires: float
+    recipe: Recipe,
+    shapes: dict[str, tuple[int, ...]],
+    ranks: int,
+    seconds: Callable[[int, int], float],
+    latency: float,
+    wires: float,
 ) -> list[float]:
     """The seconds of a step of each rank, once they have settled; `wires` are those of a step's requests without latency."""
     dense = replace(recipe, exchange=Recipe.of("allreduce").exchange, memory=NoMemory(), rules=())
-    shapes = {f"tensor{i}": (8,) for i in range(TENSORS)}
     sent = bytes_per_step(dense, shapes, ranks)
     network = Network(latency=latency, rate=sent / wires if wires > 0 and sent > 0 else inf)
-    marks = [list[tuple[int, float]]() for _ in range(ranks)]
+    marks = [[(0, 0.0)] for _ in range(ranks)]
     simulate([_train(dense, shapes, rank, ranks, seconds, marks[rank]) for rank in range(ranks)], network)
-    return [_pace(mark, SETTLED * _steps(recipe)) for mark in marks]
+    return [_pace(mark, SETTLED * _steps(recipe), recipe.schedule.shape.period) for mark in marks]
 
 
-def _pace(marks: Sequence[tuple[int, float]], settled: float) -> float:
-    first = next((i for i, (step, _) in enumerate(marks) if step >= settled), 0)
-    (a, began), (b, ended) = marks[first], marks[-1]
-    return (ended - began) / max(b - a, 1)
+def _pace(marks: Sequence[tuple[int, float]], settled: float, period: int) -> float:
+    """The seconds of a step over whole rounds, at whose ends ranks wait. `marks` say when so many steps were done.
+
+    A rank whose first step was longer than all steps of the others has but the start and one more.
+    """
+    ends = [(step, clock) for step, clock in marks if step % period == 0]
+    a, began = next((end for end in ends[:-1] if end[0] >= settled), ends[0])
+    b, ended = ends[-1]
+    return (ended - began) / (b - a)
 
 
 def _train(
@@ -128,6 +160,6 @@ def _train(
         yield Compute(lambda: None, "compute", parts * seconds(rank, worker.step))
         gradients = [bucket.gradients() for bucket in worker.buckets]
         yield from worker.train_step(gradients, lambda: True, lambda: None)
-        marks.append((worker.step, (yield from now())))
+        marks.append((worker.step - 1, (yield from now())))
         yield from worker.begin()
     yield from worker.rest()

@@ -10,7 +10,7 @@ from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
-from gossamer.planning.baselines import ALONE, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.baselines import ALONE, WITHOUT, PlannedBaseline, baselines, ddp, sharded
 from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
@@ -90,7 +90,7 @@ class Prepared:
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
         if self.simulated:
             cycle = self.steps[self.warm :]
-            return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work)
+            return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work, self.simulated)
         return Replay(cluster, self.model, work).seconds(self.steps, self.warm)
 
     def null_seconds(self, cluster: Cluster) -> float:
@@ -110,11 +110,12 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
     programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
     parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
-    timed = TimedSteps(programs)
+    timed, parts = TimedSteps(programs), parsed.schedule.shape.micro_batches
+    steps = [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps
     return Prepared(
-        [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps,
-        timed.warm,
-        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period),
+        [each for step in steps for each in (*[WITHOUT] * (parts - 1), step)],  # a step is a micro-batch, as DDP's is
+        timed.warm * parts,
+        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period * parts),
         programs,
         timed.copies,
         timed.overlaps,
@@ -374,7 +375,8 @@ def _too_large(needed: PeakMemory, memory: float) -> str:
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
     """The shortest rounds that keep machines so busy, if what a round adds does not depend on its length."""
     schedule = prepared.programs.recipe.schedule
-    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps:
+    alike = not prepared.simulated  # else the slowest rank alone is longer in a step than all ranks together
+    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps or not alike:
         return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period

@@ -6,7 +6,7 @@ of the host, and transfers that are under way at once share the host's card.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -86,8 +86,7 @@ class Replay:
 
     def __init__(self, cluster: Cluster, model: ModelCost, work: float = 1.0) -> None:
         self._cluster, self._times = cluster, work / cluster.speed
-        late = late_by(cluster.law, cluster.size, model.waits)
-        self._alone, self._model = model, model.at_speed(1 / late)
+        self._alone, self._model = model, model.at_speed(1 / late_by(cluster.law, cluster.size, model.waits))
         self._lanes = dict[str, _Lane]()
         self._done, self._open = set[int](), set[str]()
         self.clock = 0.0
@@ -102,12 +101,19 @@ class Replay:
         self._sent = self._card = 0.0
         for step in steps[warm:]:
             self._take(step)
-        many, model = len(steps) - warm, self._alone
-        mean, late = (self.clock - began) / many, self._model.computing
+        many = len(steps) - warm
+        updates = sum(isinstance(action, OptimizerSteps) for step in steps[warm:] for action in step) / many
+        model, slowest = (self._told(each, updates) for each in (self._alone, self._model))
+        mean, late = (self.clock - began) / many, slowest.computing
         network = self._blocked["network"] / many
         work, waiting = max(mean - late - network, 0.0), late - model.computing
         sent, card = self._sent / many, self._card / many
         return StepSeconds(mean, model.forward, model.backward, work, network, model.optimizer, sent, card, waiting)
+
+    def _told(self, model: ModelCost, updates: float) -> ModelCost:
+        """A step's computing on cores that ranks share, where the optimizer makes so many updates a step."""
+        shared = model.in_turns(self._cluster.turns)
+        return replace(shared, optimizer=updates * shared.optimizer)
 
     # -- the training loop -----------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from gossamer.core.errors import CostError
 from gossamer.costs import Cluster
+from gossamer.costs.laws import SlowRank
 from gossamer.planning.plan import TrainingPlan
 
 
@@ -39,10 +40,13 @@ def scaling(cluster: Cluster, hosts: Sequence[int], planned: Callable[[Cluster],
 
 
 def of_hosts(cluster: Cluster, count: int) -> Cluster:
-    """The same cluster with another number of hosts."""
+    """The same cluster with another number of hosts; of fewer, a rank that is slow is still one."""
     host, *others = cluster.hosts
     if others:
         raise CostError(
             "this cluster has unlike groups of hosts, so a plan cannot tell which of them to add: give one group"
         )
-    return replace(cluster, hosts=(replace(host, count=count),))
+    law = cluster.law
+    if isinstance(law, SlowRank):
+        law = replace(law, rank=min(law.rank, count * host.ranks - 1))
+    return replace(cluster, hosts=(replace(host, count=count),), law=law)

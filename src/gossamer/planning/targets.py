@@ -49,6 +49,8 @@ def reached(target: Target, cluster: Cluster, planned: Callable[[Cluster], Train
 def _without(target: Target, row: Row) -> str:
     if target == "rate" and row.simulated:
         return "a simulation takes seconds, so it is not repeated at other rates"
+    if target == "every" and row.simulated:
+        return "its ranks do not all wait for the slowest, so it has no one length of a round at which they are busy"
     if target == "every" and not row.rounds:
         return "it has no rounds whose length is free"
     return ""

@@ -90,6 +90,8 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
 
     >>> at_ranks(WorkTable(4, (2, 4), ((1.0, 0.0), (3.0, 0.0))), 8)
     [7.0, 0.0]
+    >>> at_ranks(WorkTable(4, (4, 8), ((1.0, 0.0), (4.0, 0.0))), 2)
+    [0.0, 0.0]
     """
     if size in table.ranks or len(table.ranks) == 1 or len({len(row) for row in table.seconds}) > 1:
         nearest = min(range(len(table.ranks)), key=lambda i: abs(table.ranks[i] - size))
@@ -97,7 +99,7 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
     upper = next((i for i, ranks in enumerate(table.ranks) if ranks > size and i), len(table.ranks) - 1)
     a, b = table.ranks[upper - 1 : upper + 1]
     pairs = zip(table.seconds[upper - 1], table.seconds[upper], strict=True)
-    return [beyond((a, x), (b, y), size) for x, y in pairs]
+    return [max(beyond((a, x), (b, y), size), 0.0) for x, y in pairs]  # of fewer ranks than any row the line may fall below
 
 
 def work_of(cluster: Cluster) -> WorkSource:

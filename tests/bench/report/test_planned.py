@@ -17,6 +17,7 @@ from gossamer.bench.report import planned
 from gossamer.bench.report.grid import Grid, grid_of, located
 from gossamer.core.errors import GossamerError
 from gossamer.costs import Cluster, from_flags
+from gossamer.costs.laws import ShiftedExponential
 from gossamer.planning.baselines import baselines
 from gossamer.planning.measured_model import with_step
 from gossamer.planning.model_cost import ModelCost
@@ -90,6 +91,25 @@ def test_verdicts_of_the_grid_are_those_of_plans(small: tuple[TrainingPlan, Grid
         assert first.startswith(f"{best}: ") == (kind == "pays"), (first, kind)
         assert ("hides behind" in first) == (kind == "hidden")
     assert {"hidden", "pays"} <= kinds
+
+
+def test_a_round_waits_for_slow_ranks_as_often_as_in_a_plan() -> None:
+    here = replace(HERE, law=ShiftedExponential(0.3))
+    found = plan(SMALL, here, ["local_sgd(8)"], work=WORK, curves=False)
+    grid = grid_of(found, WORK, rates=[here.rate])
+    place = (grid.hosts.index(8) * len(grid.computing) + 3) * len(grid.latencies)
+    cell = grid.seconds["local_sgd(8)"][place]
+    there = located(here, here.rate, grid.latencies[0])
+    assert cell is not None
+    assert cell.step == pytest.approx(prepare("local_sgd(8)", SMALL, here, WORK).seconds(there).step)
+
+
+def test_what_is_simulated_is_named_and_not_replayed(tmp_path: Path) -> None:
+    found = plan(SMALL, HERE, ["decoupled_diloco(8)", "qsgd"], work=WORK, curves=False)
+    grid = grid_of(found, WORK, rates=[HERE.rate])
+    assert [name for name in grid.seconds if name not in grid.baselines] == ["qsgd"]
+    planned.write_html(found, grid, tmp_path / "plan.html")
+    assert "decoupled_diloco(8): not shown here." in (tmp_path / "plan.html").read_text()
 
 
 @needs_chromium

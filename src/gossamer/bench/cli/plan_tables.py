@@ -246,7 +246,7 @@ def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Clust
 def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
     """Print a row for each recipe: a step's seconds for each number of hosts, and the share of it that is computing."""
     counts, screen = sorted({count for row in found.seconds.values() for count in row}), console()
-    computing = model.computing / cluster.speed
+    computing = model.in_turns(cluster.turns).computing / cluster.speed
     made = columns("recipe", *(f"{count} hosts" for count in counts))
     for name, row in sorted(found.seconds.items(), key=lambda one: one[1].get(counts[-1], inf)):
         if row:

@@ -24,7 +24,7 @@ HOSTS = (2, 8, 64)  # and as many as the plan has
 class Grid:
     """A step's seconds at every point of the grid; rates change fastest, then latencies, computing and hosts.
 
-    Baselines come first. A recipe that cannot run with so many hosts has None there.
+    Baselines come first. A recipe that cannot run with so many hosts has None there; one that is simulated is left out.
     """
 
     hosts: Sequence[int]
@@ -42,7 +42,7 @@ def grid_of(
     tell: Callable[[str], None] = lambda name: None,
     rates: Sequence[float] = RATES,
 ) -> Grid:
-    """Replay what a plan has rows for. Recipes are cut into pieces once for each number of hosts.
+    """Replay what a plan has rows for and does not simulate. Recipes are cut into pieces once for each number of hosts.
 
     >>> from gossamer.costs import from_flags
     >>> from gossamer.planning.model_shapes import known_model
@@ -58,7 +58,7 @@ def grid_of(
     hosts = sorted({*HOSTS, cluster.nodes}) if len(cluster.hosts) == 1 else [cluster.nodes]
     computing = [factor * model.computing for factor in FACTORS]
     based = [row.name for row in plan.baselines if row.name != "compute"]
-    names = [*based, *(row.name for row in plan.possible)]
+    names = [*based, *_replayed(plan)]
     found: dict[str, list[StepSeconds | None]] = {name: [] for name in names}
     for count in hosts:
         tell(f"{count} hosts")
@@ -70,13 +70,18 @@ def grid_of(
     return Grid(hosts, computing, LATENCIES, rates, based, found, verdicts)
 
 
+def _replayed(plan: TrainingPlan) -> list[str]:
+    """The recipes of the grid: a simulation takes seconds, so that of one at thousands of points would take hours."""
+    return [row.name for row in plan.possible if not row.simulated]
+
+
 class _Points:
     """All points with one number of hosts."""
 
     def __init__(self, plan: TrainingPlan, cluster: Cluster, work: WorkSource, rates: Sequence[float]) -> None:
         self._plan, self._cluster = plan, cluster
         self._where = [located(cluster, rate, latency) for latency in LATENCIES for rate in rates]
-        self._prepared: dict[str, Prepared | None] = {row.name: self._cut(row.name, work) for row in plan.possible}
+        self._prepared: dict[str, Prepared | None] = {name: self._cut(name, work) for name in _replayed(plan)}
 
     def _cut(self, name: str, work: WorkSource) -> Prepared | None:
         try:
@@ -102,7 +107,8 @@ class _Points:
             if prepared is None:
                 out[name] = [None] * len(self._where)
                 continue
-            there = replace(prepared, model=replace(mine, buckets=prepared.model.buckets))
+            cut = prepared.model
+            there = replace(prepared, model=replace(mine, buckets=cut.buckets, waits=cut.waits))
             out[name] = [there.seconds(cluster) for cluster in self._where]
         return out
 

@@ -55,6 +55,7 @@ def render(plan: TrainingPlan, grid: Grid) -> str:
         recipes=[name for name in grid.seconds if name not in grid.baselines],
         sources=sorted({row.work for row in plan.possible if row.work}),
         refused=[row for row in plan.recipes if row.error],
+        simulated=[row.name for row in plan.possible if row.simulated],
         data=Markup(embed(data(plan, grid))),
         scripts=[Markup(asset(name)) for name in ("scale.js", "names.js", "lines.js", "bars.js", "planned.js")],
     )
