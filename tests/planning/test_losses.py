@@ -78,9 +78,14 @@ def test_saves_that_take_no_time_leave_restarts() -> None:
 def test_who_goes_on_without_a_lost_rank_keeps_more() -> None:
     hosts = replace(from_flags(nodes=4, rate=1e6).hosts[0], mtbf=3600.0)
     here = replace(from_flags(nodes=4, rate=1e6), hosts=(hosts,))
-    stops, goes_on = time_kept("qsgd", here), time_kept("decoupled_diloco(8)", here)
-    assert time_kept("qsgd", from_flags(nodes=4, rate=1e6)) is None
+    stops = time_kept("backup", here)
+    assert time_kept("backup", from_flags(nodes=4, rate=1e6)) is None
     assert stops == time_kept(None, here) == pytest.approx(restarts_keep(900.0, 120.0, 20.0))
-    assert goes_on == pytest.approx(1 - 120 / 3720)
-    row = plan(SMALL, here, ["qsgd"], work=NoWork(), curves=False).recipes[0]
+    for recipe in ("qsgd", "local_sgd(8)", "streaming_diloco(8)", "sgp", "decoupled_diloco(8)"):
+        assert time_kept(recipe, here) == pytest.approx(1 - 120 / 3720)
+    row = plan(SMALL, here, ["backup"], work=NoWork(), curves=False).recipes[0]
     assert row.kept == stops
+
+
+def test_a_run_that_failures_leave_no_time_has_no_price() -> None:
+    assert money_of(STEP, priced(), kept=0.0) is None

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import exp, inf, sqrt
 
-from gossamer.core.schedule import Elastic
 from gossamer.costs import Cluster
 from gossamer.planning.replay import StepSeconds
 from gossamer.recipe import Recipe
+from gossamer.runtime.outlasting import cannot_go_on
 
 HOUR, GIGABYTE = 3600.0, 1e9
 
@@ -19,14 +19,18 @@ class Money:
     currency: str
 
 
-def money_of(step: StepSeconds, cluster: Cluster, kept: float = 1.0) -> Money | None:
-    """The price of one step; of the time that failures take too, where a share `kept` of it counts. None without prices."""
+def money_of(step: StepSeconds, cluster: Cluster, kept: float | None = None) -> Money | None:
+    """The price of one step; of the time that failures take too, where a share `kept` of it counts. None without prices, and
+    where failures leave no time.
+    """
+    if kept == 0:
+        return None
     found = [h.price or h.egress for h in cluster.hosts if h.price or h.egress]
     if not found or found[0] is None:
         return None
     amount = 0.0
     for hosts in cluster.hosts:
-        hours = 0.0 if hosts.price is None else hosts.price.amount * step.step / HOUR / kept
+        hours = 0.0 if hosts.price is None else hosts.price.amount * step.step / HOUR / (kept or 1.0)
         sent = 0.0 if hosts.egress is None else hosts.egress.amount * step.card / GIGABYTE
         amount += hosts.count * (hours + sent)
     return Money(amount, found[0].currency)
@@ -41,7 +45,7 @@ def time_kept(recipe: "str | Recipe | None", cluster: Cluster) -> float | None:
     rate = sum(h.count / h.mtbf for h in cluster.hosts if h.mtbf)
     if not rate:
         return None
-    if recipe is not None and isinstance(Recipe.of(recipe).schedule, Elastic):
+    if recipe is not None and not cannot_go_on(Recipe.of(recipe), cluster.ranks_per_node):
         away = sum(h.count * cluster.restart / (h.mtbf + cluster.restart) for h in cluster.hosts if h.mtbf)
         return 1 - away / cluster.nodes
     return restarts_keep(1 / rate, cluster.restart, cluster.checkpoint)

@@ -284,7 +284,7 @@ class _Baselines:
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
-            money = money_of(found, self._cluster, kept or 1.0)
+            money = money_of(found, self._cluster, kept)
             out.append(
                 Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy, kept=kept, money=money)
             )
@@ -346,7 +346,7 @@ class _Planner:
             work=self.work.name,
             simulated=prepared.simulated,
             kept=(kept := time_kept(recipe, cluster)),
-            money=money_of(found, cluster, kept or 1.0),
+            money=money_of(found, cluster, kept),
         )
 
     def _curves(self, prepared: Prepared) -> tuple[dict[str, list[Interval]], dict[float, float]]:

@@ -2,9 +2,9 @@
 
 from gossamer.core.errors import AttachError
 from gossamer.core.schedule import Elastic
-from gossamer.exchanges import AllReduced, Gather, Nodes, Scatter
 from gossamer.fabrics.liveness.members import Members
 from gossamer.recipe import Recipe
+from gossamer.runtime.outlasting import cannot_go_on
 from gossamer.two_levels import in_two_levels
 
 
@@ -57,28 +57,5 @@ def _refuse_shards(recipe: Recipe, nodes: object) -> None:
 
 def refuse_recipe(recipe: Recipe, per_node: int = 1) -> None:
     """Refuse a recipe that cannot go on without a lost rank; `per_node` ranks are lost, and come, together."""
-    if why := _cannot_go_on(recipe, per_node):
+    if why := cannot_go_on(recipe, per_node):
         raise AttachError(f"members() with {recipe}: {why}; or use torch.distributed.init_process_group() instead")
-
-
-def _cannot_go_on(recipe: Recipe, per_node: int) -> str:
-    """Why a recipe cannot go on when a rank is lost, and what to use; empty if it can."""
-    schedule = recipe.schedule
-    if isinstance(schedule, Elastic):
-        return ""
-    if not schedule.shape.outlasts:
-        return (
-            f"{schedule} cannot go on without a lost rank; use every_step(), delayed(), local_sgd(), slowmo() and bmuf(momentum=) without "
-            "sharded, guard, inner and buffers='average', streaming(), overlap_local_sgd(), cocod(), gossip() of push_sum() or "
-            "symmetric(), or decoupled_diloco"
-        )
-    if "control" in recipe.controller.traits:
-        return f"{recipe.controller} counts on the ranks of the start; leave the controller out"
-    ways = [recipe.exchange, *(rule.exchange for rule in recipe.rules)]
-    ways = [way.between if isinstance(way, Nodes) and way.per_node == per_node else way for way in ways]
-    strange = [way for way in ways if not isinstance(way, AllReduced | Gather | Scatter)]
-    if strange:
-        return f"{strange[0]} cannot go on without a lost rank; use allreduce(), gather() or scatter()"
-    if recipe.ranks_per_node not in (1, per_node):
-        return "the ranks of a node would wait for a lost rank; leave per_node out"
-    return ""
