@@ -1,25 +1,31 @@
 """Planned beside measured: seconds a step that `gossamer plan` predicts, and those of the lab with an emulated accelerator.
 
 python benchmarks/planner.py [RECIPE ...] [--cells "2:100ms 4:300ms"] [--rates "50mbit 200mbit 1gbit"] [--turns 2]
-    [--chunk 12] [--out FILE]
+    [--chunk 12] [--out FILE] [--measured FILE]
 
-A cell is a number of hosts and the seconds of computing, or `real`, where the ranks share the machine's cores. Each recipe is measured in a lab of its own with `ddp` and `compute`
+A cell is a number of hosts and the seconds of computing, or `real`, where the ranks share the machine's cores: there model and recipes are timed while as many
+other processes train as there are other cores in use, as in the lab. Each recipe is measured in a lab of its own with `ddp` and `compute`
 in turns; what is planned sees the cluster's flags, the model and the processor's work measured here, and no recipe's step. The null model is bytes over rate, plus the step planned
 for an unlimited network, less what may overlap. Bars are those of the issue that asked for the planner; below the lab's own
 noise they are open.
 
 Beside them: how long the training loop stood still and how long all threads encoded and decoded, as planned and as rank 0's
-ledger says. What a plan calls work and network is what nothing hides, whoever does it.
+ledger says. What a plan calls work and network is what nothing hides, whoever does it. `--measured` plans anew beside what an
+earlier run has measured, and kept by --out.
 """
 
 import argparse
 import hashlib
 import json
 import statistics
+import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -118,53 +124,125 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--chunk", type=int, default=12)
     parser.add_argument("--out", type=Path)
+    parser.add_argument(
+        "--measured", type=Path, help="an earlier run's --out: plan these cells anew, and measure nothing"
+    )
+    parser.add_argument("--train", action="store_true", help="train without end; set by the program itself")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     workload = workloads.get(asked.workload)
     workload.prepare()
+    if asked.train:
+        train(workload)
     print(f"plans made by code {frozen()}")
-    cells, work = list[Cell](), MeasuredWork()
+    cells, earlier = list[Cell](), earlier_rows(asked.measured) if asked.measured else None
+    work: dict[bool, MeasuredWork] = {
+        True: MeasuredWork(),
+        False: MeasuredWork(),
+    }  # beside others that compute, and alone
     for text in asked.cells.split():
         hosts, _, compute = text.partition(":")
-        model = cost_of(workload, compute)
         for rate in asked.rates.split():
-            cells += measured(asked, model, int(hosts), compute, rate, work)
-            if asked.out:
-                asked.out.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
+            with others_computing(asked.workload, int(min(int(hosts), CORES)) - 1 if compute == REAL else 0):
+                planned = Planned(asked.recipes, cost_of(workload, compute), int(hosts), rate, work[compute == REAL])
+            for first in range(0, len(asked.recipes), 3):
+                some = asked.recipes[first : first + 3]
+                rows = (
+                    steps_of(some, int(hosts), rate, compute, asked)
+                    if earlier is None
+                    else earlier[int(hosts), compute, rate]
+                )
+                cells += told(some, planned, compute, {row.recipe: row for row in rows})
+                if asked.out:
+                    asked.out.write_text(json.dumps([vars(cell) for cell in cells], indent=1))
     verdicts([cell for cell in cells if cell.compute != REAL])
     verdicts_of_real_computing([cell for cell in cells if cell.compute == REAL])
 
 
-def measured(
-    asked: argparse.Namespace, model: ModelCost, hosts: int, compute: str, rate: str, work: MeasuredWork
-) -> list[Cell]:
-    """Plan all recipes, then measure them, three at a time beside DDP."""
-    bits = parse_rate(rate)
-    assert bits is not None
-    cluster = from_flags(nodes=hosts, rate=bits / 8, latency=LATENCY, cores=CORES / hosts)
-    planned_ddp = ddp(model, hosts).seconds(cluster).step
-    plans = {name: prepare(name, model, cluster, work) for name in asked.recipes}
-    out = list[Cell]()
-    for first in range(0, len(asked.recipes), 3):
-        some = asked.recipes[first : first + 3]
-        rows = {row.recipe: row for row in steps_of(some, hosts, rate, compute, asked)}
-        for name in some:
-            found, row = plans[name].seconds(cluster), rows[name]
-            cell = Cell(
-                hosts, compute, rate, name, found.step, plans[name].null_seconds(cluster), row.step_ms / 1e3,
-                row.low_ms / 1e3, row.high_ms / 1e3, planned_ddp, rows["ddp"].step_ms / 1e3,
-                found.work + found.network, (row.waited_ms or 0.0) / 1e3, work_of_a_step(plans[name]), (row.coded_ms or 0.0) / 1e3,
-            )  # fmt: skip
-            print(
-                f"{hosts} hosts, {compute}, {rate:8s} {name:22s} planned {1e3 * cell.planned:7.0f} ms, measured "
-                f"{row.step_ms:7.0f} ({row.low_ms:.0f} to {row.high_ms:.0f}): {cell.error:+.1%}, of DDP {cell.ratio_error:+.1%}, "
-                f"null {cell.null_error:+.1%}; "
-                f"waits {1e3 * cell.planned_wait:.0f}, {1e3 * cell.waited:.0f}; works {1e3 * cell.planned_work:.0f}, {1e3 * cell.worked:.0f}",
-                flush=True,
-            )
-            out.append(cell)
-        print(f"    ddp planned {1e3 * planned_ddp:.0f} ms, measured {rows['ddp'].step_ms:.0f}", flush=True)
+class Planned:
+    """The recipes' plans on one network, before anything is measured there."""
+
+    def __init__(self, recipes: list[str], model: ModelCost, hosts: int, rate: str, work: MeasuredWork) -> None:
+        bits = parse_rate(rate)
+        assert bits is not None
+        self.hosts, self.rate = hosts, rate
+        self.cluster = from_flags(nodes=hosts, rate=bits / 8, latency=LATENCY, cores=CORES / hosts)
+        self.ddp = ddp(model, hosts).seconds(self.cluster).step
+        self.plans = {name: prepare(name, model, self.cluster, work) for name in recipes}
+
+
+def told(recipes: list[str], planned: Planned, compute: str, rows: dict[str, StepRow]) -> list[Cell]:
+    """The cells of some recipes that were measured beside DDP."""
+    out, measured_ddp = list[Cell](), rows["ddp"].step_ms
+    for name in recipes:
+        plan, row = planned.plans[name], rows[name]
+        found = plan.seconds(planned.cluster)
+        cell = Cell(
+            planned.hosts, compute, planned.rate, name, found.step, plan.null_seconds(planned.cluster), row.step_ms / 1e3,
+            row.low_ms / 1e3, row.high_ms / 1e3, planned.ddp, measured_ddp / 1e3,
+            found.work + found.network, (row.waited_ms or 0.0) / 1e3, work_of_a_step(plan), (row.coded_ms or 0.0) / 1e3,
+        )  # fmt: skip
+        print(
+            f"{cell.hosts} hosts, {compute}, {cell.rate:8s} {name:22s} planned {1e3 * cell.planned:7.0f} ms, measured "
+            f"{row.step_ms:7.0f} ({row.low_ms:.0f} to {row.high_ms:.0f}): {cell.error:+.1%}, of DDP {cell.ratio_error:+.1%}, "
+            f"null {cell.null_error:+.1%}; "
+            f"waits {1e3 * cell.planned_wait:.0f}, {1e3 * cell.waited:.0f}; works {1e3 * cell.planned_work:.0f}, {1e3 * cell.worked:.0f}",
+            flush=True,
+        )
+        out.append(cell)
+    print(f"    ddp planned {1e3 * planned.ddp:.0f} ms, measured {measured_ddp:.0f}", flush=True)
     return out
+
+
+def earlier_rows(path: Path) -> dict[tuple[int, str, str], list[StepRow]]:
+    """What an earlier run measured on each network; DDP's is that of the first lab of three recipes."""
+    out = dict[tuple[int, str, str], list[StepRow]]()
+    for cell in (Cell(**each) for each in json.loads(path.read_text())):
+        rows = out.setdefault((cell.hosts, cell.compute, cell.rate), [])
+        if not rows:
+            rows.append(_row("ddp", cell, cell.measured_ddp, 0.0, 0.0))
+        rows.append(_row(cell.recipe, cell, cell.measured, cell.waited, cell.worked))
+    return out
+
+
+def _row(recipe: str, cell: Cell, seconds: float, waited: float, worked: float) -> StepRow:
+    low, high = (cell.low, cell.high) if recipe == cell.recipe else (seconds, seconds)
+    return StepRow(
+        recipe, cell.rate, cell.hosts, 1e3 * seconds, 1e3 * low, 1e3 * high, None, None, None, None, None,
+        waited_ms=1e3 * waited, coded_ms=1e3 * worked,
+    )  # fmt: skip
+
+
+@contextmanager
+def others_computing(workload: str, count: int) -> Generator[None]:
+    """So many other processes train as long as this lasts, as ranks on the machine's other cores do."""
+    started = [
+        subprocess.Popen([sys.executable, __file__, "--train", "--workload", workload], stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()  # its first step is over
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def train(workload: workloads.Workload) -> NoReturn:
+    """Train without end; a line says that the first step is over."""
+    model = workload.model()
+    optimizer = workload.optimizer(model)
+    step = 0
+    while True:
+        optimizer.zero_grad()
+        workload.loss(model, workload.batch(step, 0, 1)).backward()
+        optimizer.step()
+        if step == 0:
+            print("trains", flush=True)
+        step += 1
 
 
 def work_of_a_step(plan: Prepared) -> float:
