@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gossamer import recipe
+from gossamer.bench.cli.app import HELP
 from gossamer.core.parts import registry
 
 ROOT = Path(__file__).parents[2]
@@ -139,3 +140,8 @@ def test_torchrun_of_several_machines_is_told_which_one_it_is_on(page: Path) -> 
     for line in page.read_text().replace("\\\n", "").splitlines():
         if re.match(r"(\$ )?torchrun .*--nnodes", line) and "..." not in line:
             assert "--node-rank" in line or "--rdzv-backend" in line, line
+
+
+def test_the_front_page_names_every_command() -> None:
+    named = (ROOT / "README.md").read_text().partition("The commands are ")[2].partition(";")[0]
+    assert {word.removeprefix("gossamer ") for word in re.findall(r"`([^`]+)`", named)} == set(HELP)
