@@ -136,7 +136,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
 def test_torchrun_of_several_machines_is_told_which_one_it_is_on(page: Path) -> None:
-    """Without a rank of the node or a backend, torchrun takes every machine for the first one, and the ranks do not meet."""
+    """Without a node rank or a rendezvous backend, torchrun takes each machine for the first, and no ranks meet."""
     for line in page.read_text().replace("\\\n", "").splitlines():
         if re.match(r"(\$ )?torchrun .*--nnodes", line) and "..." not in line:
             assert "--node-rank" in line or "--rdzv-backend" in line, line
