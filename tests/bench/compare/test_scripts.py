@@ -113,6 +113,13 @@ def test_a_script_that_never_stops_ends_after_the_steps_asked_for(gang2: Gang) -
     assert short.runs[0].wire_bytes == whole.runs[0].wire_bytes
 
 
+def test_machines_may_hold_the_script_in_other_folders_but_are_given_the_same_steps() -> None:
+    recipes = {"ddp": "ddp", "qsgd": "qsgd"}
+    here, there = (ScriptPlan(f"/{where}/train.py", [], recipes, steps=200) for where in ("home", "srv"))
+    assert here.same_on_all() == there.same_on_all()
+    assert ScriptPlan("/srv/train.py", [], recipes, steps=100).same_on_all() != here.same_on_all()
+
+
 def threads_after(rank: int, size: int, orders: str) -> int:
     """How many threads torch has when a script has run in a process that had two."""
     torch.set_num_threads(2)
