@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gossamer import recipe
+from gossamer.bench.cli.app import HELP
 from gossamer.core.parts import registry
 
 ROOT = Path(__file__).parents[2]
@@ -131,3 +132,16 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "parts" / "codecs" / "ternary.html").exists()
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_torchrun_of_several_machines_is_told_which_one_it_is_on(page: Path) -> None:
+    """Without a node rank or a rendezvous backend, torchrun takes each machine for the first, and no ranks meet."""
+    for line in page.read_text().replace("\\\n", "").splitlines():
+        if re.match(r"(\$ )?torchrun .*--nnodes", line) and "..." not in line:
+            assert "--node-rank" in line or "--rdzv-backend" in line, line
+
+
+def test_the_front_page_names_every_command() -> None:
+    named = (ROOT / "README.md").read_text().partition("The commands are ")[2].partition(";")[0]
+    assert {word.removeprefix("gossamer ") for word in re.findall(r"`([^`]+)`", named)} == set(HELP)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,10 @@ def test_scripts_that_the_files_name_are_there_and_may_be_run() -> None:
             path = EXAMPLES.parent / name
             assert path.exists(), f"{file.name}: {name}"
             assert path.suffix == ".py" or os.access(path, os.X_OK), f"{file.name}: {name}"
+
+
+def test_a_run_that_fails_again_and_again_ends_its_pod_so_that_the_job_can_count(tmp_path: Path) -> None:
+    settings = {"PYTHON": "false", "NODES": "1", "JOB_COMPLETION_INDEX": "0", "WAIT": "0", "MOST_FAILURES": "2"}
+    command = [str(FOLDER / "ranks.sh"), "127.0.0.1", str(tmp_path)]
+    done = subprocess.run(command, env={**os.environ, **settings}, timeout=30, check=False)
+    assert done.returncode == 1  # that of `false`, which stands for a script that cannot be imported

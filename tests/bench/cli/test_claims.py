@@ -30,6 +30,13 @@ def test_a_claim_that_does_not_exist_is_one_line(say: Say) -> None:
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--quick", "--new-plan", "--confirm"])
+def test_what_is_asked_of_one_claim_needs_its_name(say: Say, option: str) -> None:
+    code, out, err = say("claims", option)
+    assert (code, out) == (2, "")
+    assert "name it" in err
+
+
 def judged(path: Path, plan: str = "") -> ClaimRecord:
     """A record that is done, as if it had been run."""
     known = begun(find("ef21"), path)

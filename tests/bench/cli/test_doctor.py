@@ -257,6 +257,7 @@ def test_links_are_saved_by_all_ranks_or_not_at_all(examine: Say, tmp_path: Path
     assert "start it on all of them" in err
     assert "gossamer lab --hosts 4" in err
     assert examine("--save", str(tmp_path / "c.toml"), "--quick")[0] == 2
+    assert "leave out --json" in " ".join(examine("--save", str(tmp_path / "c.toml"), "--json")[2].split())
 
 
 def test_a_file_that_is_no_cluster_is_not_written_over(

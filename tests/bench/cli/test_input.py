@@ -176,6 +176,14 @@ def test_a_rate_is_not_for_ranks_that_a_launcher_has_started(say: Say, monkeypat
     assert "a launcher has started them" in err
 
 
+def test_a_slow_rank_is_one_of_those_that_a_launcher_has_started(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = say("train", "terngrad", "--workload", "ridge", "--slow", "3:200")  # --hosts is 4 by default
+    assert code == 2
+    assert "there is no rank 3 among 2" in err
+
+
 def test_compare_is_not_for_ranks_that_a_launcher_has_started(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -212,6 +212,10 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
             ("gpt2", "--rate", "1gbit", "--step", "1s", "--target", "rate", "--page", "p.html"),
             "leave out --explain, --over and --target",
         ),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--explain", "qsgd", "--json"),
+            "leave out --over, --target and --json",
+        ),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--page", "no/such/p.html"), "there is no folder no/such"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--target", "speed"), "'speed' is not one of"),
     ],

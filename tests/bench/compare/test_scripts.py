@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.gang import Gang
 
 from gossamer.bench.compare.script_events import ScriptEvents
@@ -110,6 +111,27 @@ def test_a_script_that_never_stops_ends_after_the_steps_asked_for(gang2: Gang) -
     assert code == 0
     assert [s.step for s in short.runs[0].steps] == list(range(1, 9))
     assert short.runs[0].wire_bytes == whole.runs[0].wire_bytes
+
+
+def test_machines_may_hold_the_script_in_other_folders_but_are_given_the_same_steps() -> None:
+    recipes = {"ddp": "ddp", "qsgd": "qsgd"}
+    here, there = (ScriptPlan(f"/{where}/train.py", [], recipes, steps=200) for where in ("home", "srv"))
+    assert here.same_on_all() == there.same_on_all()
+    assert ScriptPlan("/srv/train.py", [], recipes, steps=100).same_on_all() != here.same_on_all()
+
+
+def threads_after(rank: int, size: int, orders: str) -> int:
+    """How many threads torch has when a script has run in a process that had two."""
+    torch.set_num_threads(2)
+    said(rank, size, orders)
+    found = torch.get_num_threads()
+    torch.set_num_threads(1)
+    return found
+
+
+def test_a_script_keeps_the_threads_that_its_launcher_gave_it(gang2: Gang) -> None:
+    plan = ScriptPlan(str(PROGRAMS / "plain.py"), [], {"allreduce": "allreduce"}, 60.0, steps=2)
+    assert gang2.run(threads_after, plan.command("allreduce")[-1]) == [2, 2]
 
 
 def test_recipes_do_not_go_on_where_another_ended(gang2: Gang, tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def claims(
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
     if pages is not None:
         _write_pages(folder, pages)
+    elif name is None and (short or new_plan or again):
+        raise InputError("--quick, --new-plan and --confirm are of one claim: name it; 'gossamer claims' lists them")
     elif name is None:
         _list(folder, as_json)
     elif again:

@@ -198,7 +198,7 @@ def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
     if rate is not None:
         parse_links(rate, hosts)
     for text in plan.slow:
-        Straggler.of(text, hosts * plan.per_host)
+        Straggler.of(text, int(os.environ["WORLD_SIZE"]) if is_a_rank() else hosts * plan.per_host)
 
 
 def _check_resumable(out: Path | None) -> None:

@@ -61,6 +61,8 @@ def doctor(
     """
     if quick and (gpu or save is not None):
         raise InputError(f"--quick leaves out what {'--gpu' if gpu else '--save'} is for: give one of them")
+    if save is not None and as_json:
+        raise InputError("--save writes the file for 'gossamer plan' and prints a table: leave out --json")
     if save is not None:
         raise typer.Exit(_save(save, force, gpu))
     if gpu:

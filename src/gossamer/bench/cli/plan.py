@@ -115,6 +115,8 @@ def plan_command(
     if model in PAPERS:
         PAPERS[model](as_json)
         return
+    if explain_recipe is not None and (over is not None or target is not None or as_json):
+        raise InputError("--explain follows one recipe's step, in words: leave out --over, --target and --json")
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}

@@ -159,8 +159,7 @@ def join_script(plan: ScriptPlan, command: str, show: OnEvent, path: Path | None
         plan.per_host = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     meet(1800.0)  # torch's own default: they may be started by hand
     control = ControlGroup(2 * plan.deadline + 60.0, plan.per_host)
-    same = {"recipes": list(plan.contenders.values()), "script": Path(plan.script).name, "arguments": plan.arguments}
-    control.same("the ranks were started with different commands", same)
+    control.same("the ranks were started with different commands", plan.same_on_all())
     comparison = ScriptCompare(plan, size // plan.per_host, None, command, show, path)
 
     def run(events: ScriptEvents) -> None:

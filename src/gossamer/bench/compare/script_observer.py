@@ -42,6 +42,15 @@ class ScriptPlan:
     folder: str = ""  # to run the script in; empty: the current folder
     began: float = field(default_factory=time)  # when the comparison began
 
+    def same_on_all(self) -> dict[str, Any]:
+        """What all ranks of a launcher must have been given alike; the script may lie elsewhere on each machine."""
+        return {
+            "recipes": list(self.contenders.values()),
+            "script": Path(self.script).name,
+            "arguments": self.arguments,
+            "steps": self.steps,
+        }
+
     def command(self, name: str) -> list[str]:
         """Command of one rank of a run. In the script's arguments and its folder, {recipe} becomes the run's file name."""
         file = re.sub(r"[^A-Za-z0-9_.=]+", "-", name).strip("-.")

@@ -12,7 +12,6 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-import torch
 from torch.distributed import DistBackendError, DistNetworkError
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -29,8 +28,7 @@ REFUSED = 2  # the exit code
 
 
 def run(plan: ScriptPlan) -> int:
-    """Run the script under the plan's one recipe; return the exit code."""
-    torch.set_num_threads(1)
+    """Run the script under the plan's one recipe, in the threads that its launcher gave it; return the exit code."""
     (os.environ[VARIABLE],) = plan.contenders.values()
     if plan.folder:
         os.makedirs(plan.folder, exist_ok=True)
