@@ -133,6 +133,9 @@ def in_the_consensus(rank: int, size: int, recipe: str, path: str) -> list[str]:
         while comm.step < 2:
             small_step(model, optimizer, comm, rank)
         with comm.consensus():
+            agreed = flat(model)
+            with comm.consensus():  # as one of a trainer inside that of the loop
+                assert same(flat(model), agreed)
             for save in (checkpoint.save, sidecars.write):
                 with pytest.raises(CheckpointError) as caught:
                     save(comm, Path(path) / "inside")
@@ -141,8 +144,11 @@ def in_the_consensus(rank: int, size: int, recipe: str, path: str) -> list[str]:
     return said
 
 
-def test_a_save_inside_of_the_consensus_is_refused_where_models_differ(gang2: Gang, tmp_path: Path) -> None:
-    for said in gang2.run(in_the_consensus, "local_sgd(4)", str(tmp_path)):
+@pytest.mark.parametrize("recipe", ["local_sgd(4)", "allreduce(fp32()) + accelerated(2)"])
+def test_a_save_inside_of_the_consensus_is_refused_where_models_differ(
+    gang2: Gang, recipe: str, tmp_path: Path
+) -> None:
+    for said in gang2.run(in_the_consensus, recipe, str(tmp_path)):
         assert all("would save the consensus as this rank's own model" in text for text in said)
 
 
