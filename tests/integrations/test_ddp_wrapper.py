@@ -161,15 +161,15 @@ def refused_engine(rank: int, size: int) -> tuple[str, Tensor, int]:
     torch.manual_seed(1)
     ddp = DistributedDataParallel(nn.Linear(17, 7))
     optimizer = sgd(ddp)
-    torch._dynamo.config.compiled_autograd = rank == 1  # pyright: ignore[reportPrivateUsage]
+    torch._dynamo.config.compiled_autograd = rank == 1
     try:
         with pytest.raises(GossamerError) as caught:
             gossamer.attach(ddp, optimizer, "local_sgd(2)", deadline=DEADLINE)
     finally:
-        torch._dynamo.config.compiled_autograd = False  # pyright: ignore[reportPrivateUsage]
+        torch._dynamo.config.compiled_autograd = False
     x, y = data(rank, 1)
     (ddp(x) - y).square().mean().backward()
-    return str(caught.value), flat_gradient(ddp), len(optimizer._optimizer_step_pre_hooks)  # pyright: ignore
+    return str(caught.value), flat_gradient(ddp), len(optimizer._optimizer_step_pre_hooks)
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
