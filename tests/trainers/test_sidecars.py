@@ -16,6 +16,7 @@ from gossamer.trainers import sidecars
 pytestmark = pytest.mark.gang
 
 RECIPES = ["allreduce", "topk(ratio=0.3)", "local_sgd(4)", "slowmo(4)", "sgp", "powersgd(rank=1)"]
+RECIPES += ["bmuf(5, nesterov=True)"]  # at the end of a round, where the model that is judged is without the look-ahead
 STEPS, SAVED = 9, 5  # in the midst of a round
 
 

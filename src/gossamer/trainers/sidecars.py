@@ -50,8 +50,9 @@ def write(comm: Communicator, folder: str | Path) -> None:
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
-        answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors)})
-        differ = len({answer["sum"] for answer in answers}) > 1 or isinstance(comm.recipe.schedule, TrainsElsewhere)
+        own_is_public = _is_judged(comm)
+        answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors), "public": own_is_public})
+        differ = len({answer["sum"] for answer in answers}) > 1 or not all(answer["public"] for answer in answers)
         stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
         own = {name: t.cpu() for name, t in tensors.items()} if differ else None
         content = {"format": FORMAT, "stamp": stamp, "comm": state, "own": own}
@@ -96,6 +97,19 @@ def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> N
     for other in folder.glob("gossamer-rank*-of-*.pt"):
         if not other.name.endswith(f"-of-{comm.size}.pt"):
             other.unlink(missing_ok=True)
+
+
+def _is_judged(comm: Communicator) -> bool:
+    """True if this rank's own model is the consensus, where all ranks hold equal models: then the trainer's files hold it.
+
+    It is not where a schedule computes gradients at another point than that which is judged, such as a look-ahead.
+    """
+    worker = comm.worker
+    if isinstance(comm.recipe.schedule, TrainsElsewhere):
+        return False
+    shares = worker.recipe.schedule.consensus_share(worker.loop)
+    pairs = zip(worker.buckets, shares or [])  # `state_dict` has waited for what was in flight
+    return all(torch.equal(share.value, bucket.read() * share.weight) for bucket, share in pairs)
 
 
 def _own_model(comm: Communicator) -> dict[str, Any]:
