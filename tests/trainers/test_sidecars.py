@@ -185,3 +185,24 @@ def test_one_rank_alone_writes_and_loads(tmp_path: Path) -> None:
     whole = loop(8, load=False)
     loop(4, load=False)
     assert same(whole, loop(8, load=True))
+
+
+def judged_after_loading(rank: int, size: int, recipe: str, path: str) -> tuple[Tensor, Tensor]:
+    with attached(recipe, seed=99) as (model, optimizer, comm):
+        taken_up(model, optimizer, Path(path))
+        sidecars.load(comm, path)
+        begun = flat(model)
+        with comm.consensus():
+            return begun, flat(model)
+
+
+def test_more_ranks_than_the_one_that_saved_start_from_the_model_that_is_judged(gang2: Gang, tmp_path: Path) -> None:
+    recipe = "allreduce(fp32()) + accelerated(2)"
+    with attached(recipe) as (model, optimizer, comm):
+        while comm.step < 3:
+            small_step(model, optimizer, comm, 0)
+        public(comm, tmp_path)
+        own = flat(model)
+    for begun, judged in gang2.run(judged_after_loading, recipe, str(tmp_path)):
+        assert same(begun, judged)
+        assert not same(begun, own)

@@ -72,7 +72,8 @@ def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> N
         comm.load_state_dict([file["comm"] for file in files])
         own = [file["own"] for file in files]
         if own[0] is not None:
-            on_all(comm, lambda: _restore(comm, own))
+            same_size = files[0]["comm"]["size"] == comm.size
+            on_all(comm, lambda: _restore(comm, own, same_size))
 
 
 def check(comm: Communicator, folder: str | Path) -> None:
@@ -167,7 +168,7 @@ def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]])
         )
 
 
-def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
+def _restore(comm: Communicator, own: list[dict[str, Tensor]], same_size: bool) -> None:
     """Load this rank's own model and optimizers; of another number of ranks, the mean of the optimizers."""
 
     def find(name: str) -> Tensor:
@@ -175,7 +176,7 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
         return held[0] if len(own) == 1 else mean_of_ranks(held, len(own))
 
     tree = fill(unpack(own[0]["frame"]), find)
-    if len(own) == 1:
+    if same_size:
         comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
     for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
         optimizer.load_state_dict(state)
