@@ -206,3 +206,14 @@ def test_more_ranks_than_the_one_that_saved_start_from_the_model_that_is_judged(
     for begun, judged in gang2.run(judged_after_loading, recipe, str(tmp_path)):
         assert same(begun, judged)
         assert not same(begun, own)
+
+
+def test_files_of_an_earlier_run_are_removed_before_a_save(tmp_path: Path) -> None:
+    there = ["gossamer-rank0-of-2.pt", "gossamer-rank1-of-2.pt", "gossamer-rank2-of-3.pt", "model.pt"]
+    for name in there:
+        (tmp_path / name).write_text("")
+    sidecars.remove_older(tmp_path, 1, 2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [there[0], there[2], there[3]]
+    sidecars.remove_older(tmp_path, 0, 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+    sidecars.remove_older(tmp_path / "new", 0, 2)

@@ -207,10 +207,7 @@ class AttachedAccelerator:
     def _before_saving(self, models: Any, weights: Any, folder: str) -> None:
         """Remove what an older save left in the same folder before its model is overwritten."""
         self._folder = Path(folder)
-        mine = sidecars.name_of(self._comm.rank, self._comm.size)
-        for file in self._folder.glob("gossamer-rank*-of-*.pt"):
-            if self._accelerator.is_main_process or file.name == mine:
-                file.unlink(missing_ok=True)
+        sidecars.remove_older(self._folder, self._comm.rank, self._comm.size)
         if self._accelerator.is_main_process:
             shutil.rmtree(self._folder / SHARDS, ignore_errors=True)
         if self._comm.is_sharded:

@@ -33,6 +33,18 @@ def name_of(rank: int, size: int) -> str:
     return f"gossamer-rank{rank}-of-{size}.pt"
 
 
+def remove_older(folder: Path, rank: int, size: int) -> None:
+    """Remove the files of an earlier run before a model is saved beside them.
+
+    A save that is cut off must not be taken for a complete one.
+
+    Rank 0 removes those of all ranks, also of another number of them; others their own, in case they do not share the folder.
+    """
+    for file in folder.glob("gossamer-rank*-of-*.pt"):
+        if rank == 0 or file.name == name_of(rank, size):
+            file.unlink(missing_ok=True)
+
+
 def write(comm: Communicator, folder: str | Path) -> None:
     """Write this rank's file into the folder. All ranks call it together, between steps; an error is raised on all of them.
 
