@@ -118,6 +118,8 @@ def _is_judged(comm: Communicator) -> bool:
     It is not where a schedule computes gradients at another point than that which is judged, such as a look-ahead.
     """
     worker = comm.worker
+    if not comm._may_differ_from_the_consensus:
+        return True
     if isinstance(comm.recipe.schedule, TrainsElsewhere):
         return False
     shares = worker.recipe.schedule.consensus_share(worker.loop)
