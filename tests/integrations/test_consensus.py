@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
+from gossamer.integrations.consensus import remember, restore
 
 pytestmark = pytest.mark.gang
 
@@ -239,3 +240,17 @@ def eval_between(rank: int, size: int) -> bool:
 
 def test_looking_at_losses_between_steps_changes_nothing(gang2: Gang) -> None:
     assert gang2.run(eval_between) == [True, True]
+
+
+def test_buffers_that_are_made_or_grow_in_an_evaluation_stay() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("cache", torch.zeros(2))
+    weight, own = model.weight.detach().clone(), remember(model)
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    model.register_buffer("cache", torch.ones(4))
+    model.register_buffer("made", torch.ones(1))
+    restore(model, own)
+    assert same(model.weight.detach(), weight)
+    assert same(model.get_buffer("cache"), torch.ones(4))
+    assert same(model.get_buffer("made"), torch.ones(1))

@@ -5,13 +5,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch._dynamo
 from tests.gang import Gang
 from tests.integrations.loops import DEADLINE, Awkward, attached, data, flat, same, sgd
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
-from gossamer.core.errors import AttachError
+from gossamer.core.errors import AttachError, GossamerError
 
 pytestmark = pytest.mark.gang
 
@@ -153,3 +154,31 @@ def test_a_ddp_model_may_have_run_before_it_is_attached(gang2: Gang, recipe: str
         assert same(plain, wrapped)
     assert same(one, other) == (recipe == "qsgd")  # nobody averaged besides
     assert recipe != "qsgd" or same(given_back, also)
+
+
+def refused_engine(rank: int, size: int) -> tuple[str, Tensor, int]:
+    """After attach has refused, DDP averages as before, and the optimizer has no hook."""
+    torch.manual_seed(1)
+    ddp = DistributedDataParallel(nn.Linear(17, 7))
+    optimizer = sgd(ddp)
+    torch._dynamo.config.compiled_autograd = rank == 1
+    try:
+        with pytest.raises(GossamerError) as caught:
+            gossamer.attach(ddp, optimizer, "local_sgd(2)", deadline=DEADLINE)
+    finally:
+        torch._dynamo.config.compiled_autograd = False
+    x, y = data(rank, 1)
+    (ddp(x) - y).square().mean().backward()
+    return str(caught.value), flat_gradient(ddp), len(optimizer._optimizer_step_pre_hooks)
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
+
+
+def test_a_refused_attach_leaves_ddp_and_the_optimizer_as_they_were(gang2: Gang) -> None:
+    (said, one, _), (other_said, other, hooks) = gang2.run(refused_engine)
+    assert said.startswith("rank 1 cannot go on: torch._dynamo.config.compiled_autograd is on")
+    assert other_said.startswith("torch._dynamo.config.compiled_autograd is on")
+    assert same(one, other)
+    assert hooks == 0

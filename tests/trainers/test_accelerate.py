@@ -55,6 +55,7 @@ def test_allreduce_is_bit_equal_to_stock_ddp(told: Seen) -> None:
             assert same(rank[f"stock {kind}"], rank[f"attached {kind}"]), kind
             assert rank[f"steps {kind}"] == len(rank[f"stock {kind}"]) == 9
         assert same(rank["stock fp32"], rank["attached without ddp"])
+        assert not rank["left on the model"]
         assert not same(rank["stock fp32"], rank["stock bf16"])
 
 

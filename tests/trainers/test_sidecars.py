@@ -16,6 +16,7 @@ from gossamer.trainers import sidecars
 pytestmark = pytest.mark.gang
 
 RECIPES = ["allreduce", "topk(ratio=0.3)", "local_sgd(4)", "slowmo(4)", "sgp", "powersgd(rank=1)"]
+RECIPES += ["bmuf(5, nesterov=True)"]  # at the end of a round, where the model that is judged is without the look-ahead
 STEPS, SAVED = 9, 5  # in the midst of a round
 
 
@@ -133,6 +134,9 @@ def in_the_consensus(rank: int, size: int, recipe: str, path: str) -> list[str]:
         while comm.step < 2:
             small_step(model, optimizer, comm, rank)
         with comm.consensus():
+            agreed = flat(model)
+            with comm.consensus():  # as one of a trainer inside that of the loop
+                assert same(flat(model), agreed)
             for save in (checkpoint.save, sidecars.write):
                 with pytest.raises(CheckpointError) as caught:
                     save(comm, Path(path) / "inside")
@@ -141,8 +145,11 @@ def in_the_consensus(rank: int, size: int, recipe: str, path: str) -> list[str]:
     return said
 
 
-def test_a_save_inside_of_the_consensus_is_refused_where_models_differ(gang2: Gang, tmp_path: Path) -> None:
-    for said in gang2.run(in_the_consensus, "local_sgd(4)", str(tmp_path)):
+@pytest.mark.parametrize("recipe", ["local_sgd(4)", "allreduce(fp32()) + accelerated(2)"])
+def test_a_save_inside_of_the_consensus_is_refused_where_models_differ(
+    gang2: Gang, recipe: str, tmp_path: Path
+) -> None:
+    for said in gang2.run(in_the_consensus, recipe, str(tmp_path)):
         assert all("would save the consensus as this rank's own model" in text for text in said)
 
 
@@ -178,3 +185,35 @@ def test_one_rank_alone_writes_and_loads(tmp_path: Path) -> None:
     whole = loop(8, load=False)
     loop(4, load=False)
     assert same(whole, loop(8, load=True))
+
+
+def judged_after_loading(rank: int, size: int, recipe: str, path: str) -> tuple[Tensor, Tensor]:
+    with attached(recipe, seed=99) as (model, optimizer, comm):
+        taken_up(model, optimizer, Path(path))
+        sidecars.load(comm, path)
+        begun = flat(model)
+        with comm.consensus():
+            return begun, flat(model)
+
+
+def test_more_ranks_than_the_one_that_saved_start_from_the_model_that_is_judged(gang2: Gang, tmp_path: Path) -> None:
+    recipe = "allreduce(fp32()) + accelerated(2)"
+    with attached(recipe) as (model, optimizer, comm):
+        while comm.step < 3:
+            small_step(model, optimizer, comm, 0)
+        public(comm, tmp_path)
+        own = flat(model)
+    for begun, judged in gang2.run(judged_after_loading, recipe, str(tmp_path)):
+        assert same(begun, judged)
+        assert not same(begun, own)
+
+
+def test_files_of_an_earlier_run_are_removed_before_a_save(tmp_path: Path) -> None:
+    there = ["gossamer-rank0-of-2.pt", "gossamer-rank1-of-2.pt", "gossamer-rank2-of-3.pt", "model.pt"]
+    for name in there:
+        (tmp_path / name).write_text("")
+    sidecars.remove_older(tmp_path, 1, 2)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [there[0], there[2], there[3]]
+    sidecars.remove_older(tmp_path, 0, 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.pt"]
+    sidecars.remove_older(tmp_path / "new", 0, 2)

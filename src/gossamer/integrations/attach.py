@@ -23,6 +23,7 @@ from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ra
 from gossamer.integrations.checks.wrappers import (
     model_inside,
     optimizers_of,
+    refuse_engine,
     refuse_model,
     refuse_optimizers,
     refuse_strange,
@@ -150,6 +151,7 @@ def attach(
             if refusal is not None:
                 raise refusal
             if fabric.size > 1:
+                refuse_engine()
                 refuse_searches(optimizers)
                 refuse_devices(named, {} if policy == "local" else floats(model))
                 refuse_lengths(parsed, fabric.device)

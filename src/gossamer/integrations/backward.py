@@ -12,7 +12,7 @@ from gossamer.core.schedule import together
 from gossamer.core.stream_events import copied_to
 from gossamer.core.verbs import MembersChanged, Program, all_reduce, join
 from gossamer.integrations.checks import introspection
-from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_engine, refuse_ran_wrapper
+from gossamer.integrations.checks.wrappers import LOOKS, refuse_capture, refuse_ran_wrapper
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.held_model import HeldModel
@@ -41,7 +41,6 @@ class Backward:
         """Register the hooks and return their handles; with one rank there are none."""
         if self.fabric.size == 1:
             return []
-        refuse_engine()
         averages = self.steps.averages_gradients or self.worker.recipe.may_average
         if self.steps.scaler is not None and averages:  # differences of parameters know no scale
             self._scale = KnownScale(self.steps.scaler)

@@ -153,8 +153,10 @@ class Communicator(RunFacts):
 
         Under synchronous recipes the model is the consensus already, except for `accelerated`, which computes gradients at
         another point. Under local, overlapping and gossip recipes only the average over ranks is.
+
+        Inside of another one, such as that of a trainer, it changes nothing: the consensus is there already.
         """
-        if not self._may_differ_from_the_consensus:
+        if self.shows_consensus or not self._may_differ_from_the_consensus:
             yield
             return
         with self._during("consensus"):
@@ -307,7 +309,8 @@ class Communicator(RunFacts):
         """Raise an error if this rank's own model and state cannot be saved now."""
         if apart := self.apart():
             raise CheckpointError(f"{what} needs all ranks at the same step, and {apart}")
-        if self.shows_consensus and not self.recipe.is_synced(self.step):
+        elsewhere = isinstance(self.recipe.schedule, TrainsElsewhere)  # equal models, but not the one that is judged
+        if self.shows_consensus and (elsewhere or not self.recipe.is_synced(self.step)):
             raise CheckpointError(
                 f"{what} inside `with comm.consensus():` would save the consensus as this rank's own model: call it outside; it stores "
                 "the consensus besides"

@@ -27,10 +27,14 @@ def remember(model: nn.Module) -> dict[str, Tensor]:
 
 
 def restore(model: nn.Module, own: dict[str, Tensor]) -> None:
-    """Write the copies of `remember` back into the model."""
+    """Write the copies of `remember` back into the model.
+
+    Buffers that were made or have grown meanwhile, such as caches of an evaluation on longer samples, stay as they are.
+    """
     with torch.no_grad():
         for name, t in parts_of(model).items():
-            t.copy_(own[name])
+            if name in own and own[name].shape == t.shape:
+                t.copy_(own[name])
 
 
 def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:

@@ -11,7 +11,9 @@ import os
 import shutil
 import warnings
 from collections.abc import Generator, Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, final
 from weakref import WeakSet
 
@@ -89,8 +91,9 @@ def attach(
     _refuse(accelerator, model, optimizer)
     options.setdefault("scaler", accelerator.scaler)
     comm = attach_model(model, optimizer, recipe, process_group, **options)
-    if not hasattr(model, "no_sync"):  # `accelerator.accumulate` asks the model for it
+    if not hasattr(model, "no_sync"):  # `accelerator.accumulate` asks the model for it; a later attach has its own
         vars(model)["no_sync"] = comm.no_sync
+        comm._handles.append(SimpleNamespace(remove=partial(vars(model).pop, "no_sync", None)))
     comm._handles.append(AttachedAccelerator(accelerator, comm, public_only))
     _warn_of_dispatched_batches(accelerator, comm)
     return comm
@@ -207,10 +210,7 @@ class AttachedAccelerator:
     def _before_saving(self, models: Any, weights: Any, folder: str) -> None:
         """Remove what an older save left in the same folder before its model is overwritten."""
         self._folder = Path(folder)
-        mine = sidecars.name_of(self._comm.rank, self._comm.size)
-        for file in self._folder.glob("gossamer-rank*-of-*.pt"):
-            if self._accelerator.is_main_process or file.name == mine:
-                file.unlink(missing_ok=True)
+        sidecars.remove_older(self._folder, self._comm.rank, self._comm.size)
         if self._accelerator.is_main_process:
             shutil.rmtree(self._folder / SHARDS, ignore_errors=True)
         if self._comm.is_sharded:

@@ -107,7 +107,7 @@ class RecipeTrainer(Trainer):
         is_checkpoint = _internal_call and output_dir is not None and not self.args.save_only_model
         folder = Path(output_dir or "") if is_checkpoint else None
         if folder is not None:
-            self.recipe_run.remove_sidecar(folder)
+            self.recipe_run.remove_sidecars(folder)
         with self.recipe_run.consensus():
             super().save_model(output_dir, _internal_call)
         if folder is not None:  # before the Trainer deletes older checkpoints
@@ -181,10 +181,10 @@ class TrainerRun(TrainerCallback):
         """Swap in the consensus, unless it is there already or nothing is attached."""
         return contextlib.nullcontext() if self.run is None else self.run.consensus()
 
-    def remove_sidecar(self, folder: Path) -> None:
-        """Remove this rank's file of an earlier run, so that a save that is cut off cannot be taken for a complete one."""
+    def remove_sidecars(self, folder: Path) -> None:
+        """Remove the files of an earlier run, perhaps of another number of ranks."""
         if self.run is not None:
-            (folder / sidecars.name_of(self.run.comm.rank, self.run.comm.size)).unlink(missing_ok=True)
+            sidecars.remove_older(folder, self.run.comm.rank, self.run.comm.size)
 
     def write_sidecar(self, folder: Path) -> None:
         if self.run is not None and self.run.goes_on:

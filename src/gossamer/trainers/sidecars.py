@@ -33,6 +33,18 @@ def name_of(rank: int, size: int) -> str:
     return f"gossamer-rank{rank}-of-{size}.pt"
 
 
+def remove_older(folder: Path, rank: int, size: int) -> None:
+    """Remove the files of an earlier run before a model is saved beside them.
+
+    A save that is cut off must not be taken for a complete one.
+
+    Rank 0 removes those of all ranks, also of another number of them; others their own, in case they do not share the folder.
+    """
+    for file in folder.glob("gossamer-rank*-of-*.pt"):
+        if rank == 0 or file.name == name_of(rank, size):
+            file.unlink(missing_ok=True)
+
+
 def write(comm: Communicator, folder: str | Path) -> None:
     """Write this rank's file into the folder. All ranks call it together, between steps; an error is raised on all of them.
 
@@ -50,8 +62,9 @@ def write(comm: Communicator, folder: str | Path) -> None:
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
-        answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors)})
-        differ = len({answer["sum"] for answer in answers}) > 1 or isinstance(comm.recipe.schedule, TrainsElsewhere)
+        own_is_public = _is_judged(comm)
+        answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors), "public": own_is_public})
+        differ = len({answer["sum"] for answer in answers}) > 1 or not all(answer["public"] for answer in answers)
         stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
         own = {name: t.cpu() for name, t in tensors.items()} if differ else None
         content = {"format": FORMAT, "stamp": stamp, "comm": state, "own": own}
@@ -71,7 +84,8 @@ def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> N
         comm.load_state_dict([file["comm"] for file in files])
         own = [file["own"] for file in files]
         if own[0] is not None:
-            on_all(comm, lambda: _restore(comm, own))
+            same_size = files[0]["comm"]["size"] == comm.size
+            on_all(comm, lambda: _restore(comm, own, same_size))
 
 
 def check(comm: Communicator, folder: str | Path) -> None:
@@ -96,6 +110,21 @@ def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> N
     for other in folder.glob("gossamer-rank*-of-*.pt"):
         if not other.name.endswith(f"-of-{comm.size}.pt"):
             other.unlink(missing_ok=True)
+
+
+def _is_judged(comm: Communicator) -> bool:
+    """True if this rank's own model is the consensus, where all ranks hold equal models: then the trainer's files hold it.
+
+    It is not where a schedule computes gradients at another point than that which is judged, such as a look-ahead.
+    """
+    worker = comm.worker
+    if not comm._may_differ_from_the_consensus:
+        return True
+    if isinstance(comm.recipe.schedule, TrainsElsewhere):
+        return False
+    shares = worker.recipe.schedule.consensus_share(worker.loop)
+    pairs = zip(worker.buckets, shares or [])  # `state_dict` has waited for what was in flight
+    return all(torch.equal(share.value, bucket.read() * share.weight) for bucket, share in pairs)
 
 
 def _own_model(comm: Communicator) -> dict[str, Any]:
@@ -153,7 +182,7 @@ def _check_stamps(comm: Communicator, folder: Path, files: list[dict[str, Any]])
         )
 
 
-def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
+def _restore(comm: Communicator, own: list[dict[str, Tensor]], same_size: bool) -> None:
     """Load this rank's own model and optimizers; of another number of ranks, the mean of the optimizers."""
 
     def find(name: str) -> Tensor:
@@ -161,7 +190,7 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]]) -> None:
         return held[0] if len(own) == 1 else mean_of_ranks(held, len(own))
 
     tree = fill(unpack(own[0]["frame"]), find)
-    if len(own) == 1:
+    if same_size:
         comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
     for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
         optimizer.load_state_dict(state)

@@ -39,6 +39,7 @@ def same_as_ddp(folder: Path) -> dict[str, Any]:
     loop = Loop("allreduce", whole=True)
     told["attached without ddp"] = loop.train()
     loop.close()
+    told["left on the model"] = hasattr(loop.model, "no_sync")
     return told
 
 
