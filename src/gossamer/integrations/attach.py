@@ -129,7 +129,7 @@ def attach(
         check_weight(weight)
         group.weight = weight
         warm(Recipe.of(recipe), device_of(model))  # before others wait for this rank
-    fabric, recorder = None, None
+    fabric, recorder, comm = None, None, None
     try:
         if isinstance(group, Members):
             holds.connect(group.size, deadline, patience)  # before others meet this rank, shard by shard
@@ -180,6 +180,9 @@ def attach(
             _train_among(fabric.members, steps, comes)
         return comm
     except BaseException:
+        if comm is not None:  # a rank that came could not take part
+            comm.detach()
+            raise
         holds.remove()
         if fabric is not None:
             fabric.close()

@@ -105,11 +105,11 @@ def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> N
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(content, unfinished)
         os.replace(unfinished, path)
+        for other in folder.glob("gossamer-rank*-of-*.pt"):
+            if not other.name.endswith(f"-of-{comm.size}.pt"):
+                other.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(f"rank {comm.rank} cannot write {path}: {error}") from None
-    for other in folder.glob("gossamer-rank*-of-*.pt"):
-        if not other.name.endswith(f"-of-{comm.size}.pt"):
-            other.unlink(missing_ok=True)
 
 
 def _is_judged(comm: Communicator) -> bool:
