@@ -122,7 +122,7 @@ def test_every_sample_of_an_epoch_is_used_once_but_what_a_lost_rank_had_under_wa
     store = hold()
     crew, members = learners(3, store.port, recipe, SILENCE), Members(store, None, MOST)
     seats = coming_and_going(crew, members, tmp_path)
-    outcomes = [crew.hear(seats[rank], 120.0) for rank in range(MOST)]
+    outcomes = [crew.hear(seats[rank]) for rank in range(MOST)]
     assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
     assert outcomes[0][:3] == (1, ROWS, ROWS // SAMPLES)
     used = Counter[int]()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.listening import listeners
+from tests.listening import Listener, listeners
 from tests.marked import PATIENCE, Marked, wait_for
 
 from gossamer.bench.cli.app import run
@@ -59,9 +59,14 @@ class Shell(Marked):
 
     def expect_to_be_closed(self, process: "subprocess.Popen[str]") -> None:
         """Nobody on another machine can reach what a command and its two ranks listen on."""
+
         # All have found each other once each rank listens for its peers; and the store is there before.
-        wait_for(lambda: len({x.pid for x in listeners(self.processes())} & set(self.ranks())) == 2)
-        seen = listeners(self.processes())
+        def both_listen() -> list[Listener]:
+            assert process.poll() is None, f"it ended with code {process.returncode}, and its ranks were not seen"
+            seen = listeners(self.processes())
+            return seen if len({x.pid for x in seen} & set(self.ranks())) == 2 else []
+
+        seen: list[Listener] = wait_for(both_listen)
         assert {x.pid for x in seen} == {process.pid, *self.ranks()}
         assert [x for x in seen if x.open_to_others] == []
 
