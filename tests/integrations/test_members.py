@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import PRELOADED, free_port
-from tests.marked import wait_for
+from tests.marked import PATIENCE, wait_for
 from torch import nn
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -51,7 +51,7 @@ class Learners:
         self.processes[rank].start()
         theirs.close()
 
-    def hear(self, rank: int, seconds: float = 60.0) -> Any:
+    def hear(self, rank: int, seconds: float = PATIENCE) -> Any:
         assert self.pipes[rank].poll(seconds), f"rank {rank} says nothing"
         return self.pipes[rank].recv()
 
