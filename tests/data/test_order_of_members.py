@@ -91,7 +91,7 @@ def coming_and_going(crew: Learners, members: Members, path: Path) -> dict[int, 
 
     def see(ranks: tuple[int, ...]) -> None:
         keys = [f"at/{rank}/{len(ranks)}" for rank in ranks]
-        wait_for(lambda: members.store.are_there(keys), 60.0, lambda: f"{members.latest()}, {members.beats()}")
+        wait_for(lambda: members.store.are_there(keys), what=lambda: f"{members.latest()}, {members.beats()}")
 
     for number in (10, 11, 12):
         crew.start(number, dies=str(path))
