@@ -23,13 +23,15 @@ class Shell(Marked):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self._started = list[subprocess.Popen[str]]()
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "COLUMNS")}
         self.environment = {**clean, **self.label, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         settings |= {"cwd": self.folder, "env": self.environment, "start_new_session": True}
-        return subprocess.Popen([*COMMAND, *words], **(settings | options))
+        self._started.append(subprocess.Popen([*COMMAND, *words], **(settings | options)))
+        return self._started[-1]
 
     def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
         """Exit code, output and errors."""
@@ -41,6 +43,13 @@ class Shell(Marked):
             out, err = process.communicate()
             raise AssertionError(f"no end of {words} within {PATIENCE:g} seconds:\n{out}\n{err}") from None
         return process.returncode, out or "", err or ""
+
+    def close(self) -> None:
+        """End what is left: after a failure, a pipe that is still open would be a warning in whichever test is next."""
+        self.end()
+        for process in self._started:
+            with process:  # closes its pipes, and waits for it
+                process.kill()
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks, without what starts them in a lab."""
@@ -86,7 +95,7 @@ class Shell(Marked):
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    shell.end()
+    shell.close()
 
 
 @pytest.fixture
