@@ -35,8 +35,8 @@ class Marked:
         """Wait until there are so many; one that is just beginning shows no mark for a moment."""
         wait_for(lambda: len(self.processes()) >= count, within, lambda: str(self.processes()))
 
-    def expect_nothing(self, within: float = PATIENCE) -> None:
-        """Wait until nothing is left; fail if something stays."""
+    def expect_nothing(self, within: float = 40.0) -> None:
+        """Wait until nothing is left; fail if something stays. By itself it would end after a minute, in most tests."""
         wait_for(lambda: not self.processes(), within, lambda: str(self.processes()))
 
     def end(self) -> None:

@@ -21,7 +21,7 @@ from gossamer.bench.lab import LabResult, run_lab
 pytestmark = pytest.mark.lab
 Run = Callable[..., tuple[LabResult, list[list[str]]]]
 OWNER = [sys.executable, str(Path(__file__).parent / "programs" / "owner.py")]
-TEARDOWN = 300.0  # seconds; a lab takes one or two, and a machine may be busy
+TEARDOWN = 40.0  # seconds; a lab takes one or two, and a machine may be busy
 
 
 def start(traces: Any) -> subprocess.Popen[str]:
