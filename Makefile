@@ -40,7 +40,7 @@ demo: $(VENV)/.installed .network-tools
 # late because of it. Who is through with one takes the next. Of those that wait and of those that compute the longest come
 # first, so that no long one is left alone with one core at the end. The first shows its dots, and what the others say comes
 # when they are through.
-LANES := ranks commands labs computes laws trainers crews computes_early judges types
+LANES := ranks commands labs computes laws computes_early crews judges trainers types
 GIVES_WAY := nice -n 5
 
 test: $(VENV)/.installed .network-tools

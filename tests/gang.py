@@ -13,6 +13,8 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
 
+from tests.marked import PATIENCE
+
 Key = TypeVar("Key")
 
 HERE = "127.0.0.1"
@@ -44,7 +46,9 @@ class Gang:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
-    def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0, lost: Collection[int] = ()) -> list[Any]:
+    def run(
+        self, fn: Callable[..., Any], *args: Any, timeout: float = PATIENCE, lost: Collection[int] = ()
+    ) -> list[Any]:
         """Call on all ranks. The ranks in `lost` are expected to die; None stands for their result."""
         if not self._processes:
             self._begin()

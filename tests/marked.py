@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120.0
+PATIENCE = 300.0  # seconds after which what waits is taken to hang: a busy machine must not come near it
 SLACK = 8.0  # seconds by which other work on the machine may delay what is done at once
 
 
@@ -31,12 +31,12 @@ class Marked:
                 continue  # it has just ended, or is another user's
         return found
 
-    def expect(self, count: int, within: float = 40.0) -> None:
+    def expect(self, count: int, within: float = PATIENCE) -> None:
         """Wait until there are so many; one that is just beginning shows no mark for a moment."""
         wait_for(lambda: len(self.processes()) >= count, within, lambda: str(self.processes()))
 
     def expect_nothing(self, within: float = 40.0) -> None:
-        """Wait until nothing is left; fail if something stays."""
+        """Wait until nothing is left; fail if something stays. By itself it would end after a minute, in most tests."""
         wait_for(lambda: not self.processes(), within, lambda: str(self.processes()))
 
     def end(self) -> None:

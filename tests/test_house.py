@@ -61,7 +61,7 @@ assert not {"numba", "triton"} & set(sys.modules)
 
 
 def test_every_public_name_exists_and_loads_torch_late_and_compilers_later_still() -> None:
-    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", LAZY], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -81,7 +81,7 @@ print([name for name in sys.modules if name.startswith("gossamer.bench")])
 
 def test_the_library_runs_without_extras_and_never_loads_the_tool() -> None:
     program = f"TOOL = {sorted(TOOL)}\n{WITHOUT_EXTRAS}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
@@ -95,7 +95,7 @@ def test_the_contract_that_keeps_the_tool_out_of_the_library_names_all_of_the_li
 def test_parts_by_themselves_can_be_given_to_pytest() -> None:
     files = [str(Path("src/gossamer") / each) for each in ("schedules/slowmo.py", "codecs/qsgd.py")]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout
     assert all(f"{each}::" in done.stdout for each in files), done.stdout
 

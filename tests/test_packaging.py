@@ -44,7 +44,7 @@ class Released(NamedTuple):
 
 def run(*command: str | Path, cwd: Path, path: str = "") -> str:
     env = os.environ | {"PYTHONPATH": path}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

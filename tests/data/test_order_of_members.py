@@ -91,7 +91,7 @@ def coming_and_going(crew: Learners, members: Members, path: Path) -> dict[int, 
 
     def see(ranks: tuple[int, ...]) -> None:
         keys = [f"at/{rank}/{len(ranks)}" for rank in ranks]
-        wait_for(lambda: members.store.are_there(keys), 60.0, lambda: f"{members.latest()}, {members.beats()}")
+        wait_for(lambda: members.store.are_there(keys), what=lambda: f"{members.latest()}, {members.beats()}")
 
     for number in (10, 11, 12):
         crew.start(number, dies=str(path))
@@ -122,7 +122,7 @@ def test_every_sample_of_an_epoch_is_used_once_but_what_a_lost_rank_had_under_wa
     store = hold()
     crew, members = learners(3, store.port, recipe, SILENCE), Members(store, None, MOST)
     seats = coming_and_going(crew, members, tmp_path)
-    outcomes = [crew.hear(seats[rank], 120.0) for rank in range(MOST)]
+    outcomes = [crew.hear(seats[rank]) for rank in range(MOST)]
     assert all(outcome == outcomes[0] for outcome in outcomes), outcomes
     assert outcomes[0][:3] == (1, ROWS, ROWS // SAMPLES)
     used = Counter[int]()

@@ -32,7 +32,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if cell.cell_type == "code":
             cell.outputs = []
     home = tmp_path_factory.mktemp("notebook")
-    client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(home)}})
+    client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(home)}})
     client.execute()
     assert (home / "results.json").is_file()
     return notebook

@@ -54,7 +54,7 @@ def two_tasks(gate: Gate) -> tuple[CommThread, Task, Task]:
     tasks = Task(nothing(), "first", 1, thread), Task(nothing(), "second", 2, thread)
     for task in tasks:
         thread.put(task)
-    assert gate.inside.wait(5.0)
+    assert gate.inside.wait(300.0)
     return thread, *tasks
 
 

@@ -353,7 +353,7 @@ def test_a_store_that_is_gone_is_said_to_who_comes() -> None:
     thread.start()
     wait_for(lambda: held[0].check(["gossamer/members/terms"]))
     held.clear()
-    thread.join(20.0)
+    thread.join(300.0)
     assert "the store that holds the list of members does not answer" in str(failed[0])
 
 

@@ -61,7 +61,7 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What ranks have said that left in each way, and how they ended."""
     folder = tmp_path_factory.mktemp("left")
     plans = [f"{free_port()} {how}" for how in WAYS]
-    subprocess.run([sys.executable, "-c", LEAVING, str(folder), *plans], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", LEAVING, str(folder), *plans], timeout=300, check=True)
     return folder
 
 

@@ -36,7 +36,7 @@ class Milestones:
     def wait_for(self, step: int) -> None:
         """The exchanges up to this step are over then, on all ranks' lanes."""
         # A wait in the store would keep the lanes from asking it.
-        marked.wait_for(lambda: self._store.check([f"milestone/{step}"]), within=40.0)
+        marked.wait_for(lambda: self._store.check([f"milestone/{step}"]))
 
     def forget(self) -> None:
         if self._rank == 0:

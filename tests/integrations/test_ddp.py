@@ -301,6 +301,11 @@ def test_a_hooked_program_ends_cleanly(size: int, end: str, tmp_path) -> None:
         subprocess.Popen([sys.executable, "-c", p], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for p in programs
     ]
-    for run in runs:
-        out, err = run.communicate(timeout=60)
+    try:
+        said = [run.communicate(timeout=300) for run in runs]
+    finally:  # or a warning of their open pipes fails whichever test is next
+        for run in runs:
+            run.kill()
+            run.communicate()
+    for run, (out, err) in zip(runs, said, strict=True):
         assert (run.returncode, out) == (0, "done 3\n"), err

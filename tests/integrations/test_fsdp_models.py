@@ -206,7 +206,7 @@ def test_three_uneven_shards(gang2: Gang) -> None:
     (wanted, _) = gang2.run(over_whole_models, "half frozen")
     gang = Gang(6)
     try:
-        for found in gang.run(over_three, timeout=120):
+        for found in gang.run(over_three):
             torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
     finally:
         gang.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import PRELOADED, free_port
-from tests.marked import wait_for
+from tests.marked import PATIENCE, wait_for
 from torch import nn
 from torch.distributed import HashStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -51,7 +51,7 @@ class Learners:
         self.processes[rank].start()
         theirs.close()
 
-    def hear(self, rank: int, seconds: float = 60.0) -> Any:
+    def hear(self, rank: int, seconds: float = PATIENCE) -> Any:
         assert self.pipes[rank].poll(seconds), f"rank {rank} says nothing"
         return self.pipes[rank].recv()
 
@@ -196,7 +196,7 @@ def test_a_learner_dies_and_comes_back_and_the_others_lose_no_step(
         crew.start(rank, dies=moment if rank == 2 else "")
     for rank in range(4):
         assert crew.hear(rank)[0] == 0
-    crew.processes[2].join(30.0)
+    crew.processes[2].join(300.0)
     everybody = Members(store, 0, 4)  # each of whom takes its own time
     wait_for(lambda: everybody.store.are_there([f"far/{r}" for r in (0, 1, 3)]))
     crew.start(2)
@@ -234,7 +234,7 @@ def test_two_at_once_and_one_that_froze_and_wakes_up_come_back(learners: Callabl
     for rank in (0, 1):
         crew.processes[rank].kill()
         crew.processes[rank].join()
-    wait_for(lambda: everybody.latest().ranks == (2,), 40.0, lambda: f"{everybody.latest()}, {everybody.beats()}")
+    wait_for(lambda: everybody.latest().ranks == (2,), what=lambda: f"{everybody.latest()}, {everybody.beats()}")
     os.kill(crew.processes[3].pid, signal.SIGCONT)
     for rank in (0, 1):
         crew.start(rank)
@@ -272,7 +272,7 @@ def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callabl
     crew.start(1)
     (_, (holder,)), _ = crew.hear(0), crew.hear(1)
     try:
-        crew.processes[0].join(30.0)
+        crew.processes[0].join(300.0)
         crew.start(0)
         came, started = crew.hear(0)
         assert came > 0

@@ -71,7 +71,7 @@ def both(
 
 def expect_equal(gang: Gang, recipes: list[str], weights: list[float], buffers: str) -> None:
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    for told in gang.run(both, store.port, recipes, weights, buffers, timeout=240.0):
+    for told in gang.run(both, store.port, recipes, weights, buffers):
         for recipe, (without, with_members) in told.items():
             assert without == with_members, recipe
             assert len({*without}) > STEPS / 2  # it did train

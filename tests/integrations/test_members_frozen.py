@@ -75,7 +75,7 @@ def test_who_comes_back_gets_the_frozen_layers_and_buffers_of_the_others(learner
     for rank in range(3):
         crew.start(rank, dies="dies" if rank == 1 else "")
     (fixed, *_), *_ = [crew.hear(rank) for rank in range(3)]
-    crew.processes[1].join(30.0)
+    crew.processes[1].join(300.0)
     wait_for(lambda: everybody.latest().ranks == (0, 2))
     crew.start(1)
     came, batches, has_run, told = crew.hear(1)
@@ -100,7 +100,7 @@ def test_who_comes_back_with_a_frozen_layer_of_another_shape_is_refused_by_name(
         crew.start(rank, dies="dies" if rank == 1 else "")
     for rank in range(2):
         crew.hear(rank)
-    crew.processes[1].join(30.0)
+    crew.processes[1].join(300.0)
     wait_for(lambda: everybody.latest().ranks == (0,))
     crew.start(1, dies=WIDER)
     refused = crew.hear(1)

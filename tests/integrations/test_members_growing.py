@@ -86,7 +86,7 @@ def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learner
 
     def see(ranks: tuple[int, ...], count: int) -> None:
         keys = [f"sees/{rank}/{count}" for rank in ranks]
-        wait_for(lambda: everybody.store.are_there(keys), 60.0, lambda: f"{everybody.latest()}, {everybody.beats()}")
+        wait_for(lambda: everybody.store.are_there(keys), what=lambda: f"{everybody.latest()}, {everybody.beats()}")
 
     crew.start(10)
     crew.start(11, dies="another clock")

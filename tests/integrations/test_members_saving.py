@@ -163,7 +163,7 @@ def test_those_who_are_left_save_and_any_number_goes_on(
     run = start(learners, 3, tmp_path, recipe, (2,), how)
     for rank in range(3):
         assert run.all.hear(rank) == 0
-    run.all.processes[2].join(60.0)
+    run.all.processes[2].join(300.0)
     wait_for(lambda: (tmp_path / f"step{DEADLY}" / ".metadata").is_file())
     run.all.start(2, dies=str(tmp_path))
     came = run.all.hear(2)
@@ -191,7 +191,7 @@ def test_where_all_die_in_a_save_it_is_passed_over(learners: Callable[..., Learn
     run = start(learners, 2, tmp_path, RECIPE, dying=(0, 1))
     for rank in range(2):
         assert run.all.hear(rank) == 0
-        run.all.processes[rank].join(60.0)
+        run.all.processes[rank].join(300.0)
     again = start(learners, 3, tmp_path, RECIPE)
     assert {again.all.hear(rank) for rank in range(3)} == {EVERY}
     for one in again.ends(EVERY, [0, 1, 2]):

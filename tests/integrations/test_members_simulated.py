@@ -36,9 +36,9 @@ RESTS = "before the return"
 
 def come_to_rest(comm: Communicator, group: Members, what: str) -> None:
     """Wait until on all ranks everything that they have started has come to its end."""
-    wait_for(lambda: all(handle.done() for handle in comm.worker.in_flight.handles), within=30.0)
+    wait_for(lambda: all(handle.done() for handle in comm.worker.in_flight.handles))
     group.store.raise_flag(f"{what}/{comm.rank}", "")
-    wait_for(lambda: group.store.are_there([f"{what}/{rank}" for rank in comm.present]), within=30.0)
+    wait_for(lambda: group.store.are_there([f"{what}/{rank}" for rank in comm.present]))
 
 
 def meet_after(step: int, comm: Communicator, group: Members) -> None:
@@ -48,7 +48,7 @@ def meet_after(step: int, comm: Communicator, group: Members) -> None:
     def waiting(regrouping: Regrouping) -> None:
         if comm.step == step and len(comm.present) < SIZE:
             come_to_rest(comm, group, RESTS)
-            wait_for(lambda: group.is_called, within=30.0)
+            wait_for(lambda: group.is_called)
         between_steps(regrouping)
 
     Regrouping.between_steps = waiting  # type: ignore[method-assign]
@@ -84,7 +84,7 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: st
                 come_to_rest(comm, group, "before the loss")
                 if dies:
                     os.kill(os.getpid(), signal.SIGKILL)
-                wait_for(lambda: has_ended(comm), within=30.0)
+                wait_for(lambda: has_ended(comm))
             optimizer.zero_grad()
             loss_of(model, rank, comm.step + 1).backward()
             optimizer.step()
@@ -107,8 +107,8 @@ def really(learners: Callable[..., Learners], recipe: str) -> list[tuple[list[in
     ranks, members = learners(SIZE, store.port, recipe, SILENCE), Members(store, 0, SIZE)
     for rank in range(SIZE):
         ranks.start(rank, dies="dies" if rank == LOST else "")
-    ranks.processes[LOST].join(40.0)
-    wait_for(lambda: members.store.are_there([f"{RESTS}/{rank}" for rank in (0, 2)]), 30.0)
+    ranks.processes[LOST].join(300.0)
+    wait_for(lambda: members.store.are_there([f"{RESTS}/{rank}" for rank in (0, 2)]))
     ranks.start(LOST)
     outcomes = [ranks.hear(rank) for rank in range(SIZE)]
     assert all(isinstance(each, tuple) for each in outcomes), outcomes

@@ -75,7 +75,7 @@ def test_a_mean_weighs_those_who_are_there(learners: Callable[..., Learners], re
     wait_for(lambda: members.store.are_there([f"far/{r}" for r in range(3)]))
     crew.processes[1].kill()
     crew.processes[1].join()
-    wait_for(lambda: members.latest().ranks == (0, 2), 30.0)
+    wait_for(lambda: members.latest().ranks == (0, 2))
     crew.start(1)
     came = crew.hear(1)
     assert came >= FAR

@@ -130,7 +130,7 @@ class Fleet:
         self.all.processes[process].kill()
         self.all.processes[process].join()
         said = self.all.hear(other)
-        self.all.processes[other].join(30.0)
+        self.all.processes[other].join(300.0)
         self.waits_for(sees)
         return said
 
@@ -147,7 +147,7 @@ class Fleet:
 
     def waits_for(self, nodes: tuple[int, ...]) -> None:
         ranks = tuple(sorted(rank for node in nodes for rank in self.ranks(node)))
-        wait_for(lambda: self.members.latest().ranks == ranks, 30.0, lambda: f"{self.members.latest()}")
+        wait_for(lambda: self.members.latest().ranks == ranks, what=lambda: f"{self.members.latest()}")
 
     def ends(self, at: int) -> list[Outcome]:
         self.members.store.raise_flag("until", str(at))

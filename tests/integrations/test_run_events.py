@@ -50,7 +50,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_events, "RARELY", 2)
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
@@ -69,8 +69,9 @@ def test_nothing_is_written_unless_a_folder_is_named(tmp_path: Path, monkeypatch
 @pytest.mark.usefixtures("often")
 def test_a_process_says_what_it_does(tmp_path: Path) -> None:
     with begun(tmp_path / "run") as comm:
-        for _ in range(5):
-            step(comm)
+        step(comm)
+        until(lambda: named(tmp_path / "run", "first step"))  # or it might be written at any of the next ones
+        step(comm)
         comm.log(held_out=torch.tensor(2.5), loss=1.0)
         until(lambda: named(tmp_path / "run", "steps"))
         gossamer.checkpoint.save(comm, tmp_path / "saved")
@@ -82,14 +83,14 @@ def test_a_process_says_what_it_does(tmp_path: Path) -> None:
     assert [line["at"] for line in said] == sorted(line["at"] for line in said)
     assert said[0]["rank"] == 0
     assert (said[1]["recipe"], said[1]["step"]) == ("allreduce(fp32())", 0)
-    assert [(s["step"], s["done"]) for s in named(tmp_path / "run", "steps")] == [(5, 5), (6, 6)]
-    assert [(q["step"], q["value"]) for q in named(tmp_path / "run", "held out")] == [(5, 2.5)]
+    assert [(s["step"], s["done"]) for s in named(tmp_path / "run", "steps")] == [(2, 2), (3, 3)]
+    assert [(q["step"], q["value"]) for q in named(tmp_path / "run", "held out")] == [(2, 2.5)]
     (saved,) = named(tmp_path / "run", "saved")
-    assert (saved["step"], saved["path"]) == (5, str(tmp_path / "saved"))
+    assert (saved["step"], saved["path"]) == (2, str(tmp_path / "saved"))
     assert said[-1]["how"] == "in order"
     run = goodput_of(tmp_path / "run")
-    assert run.last == 6
-    assert run.spent.counted == 6
+    assert run.last == 3
+    assert run.spent.counted == 3
 
 
 @pytest.mark.gang
@@ -133,30 +134,36 @@ def test_a_killed_process_loses_at_most_its_last_second(tmp_path: Path) -> None:
     while int(process.stdout.readline()) < 20:  # the first ones load much
         pass
     done = [(time.monotonic(), int(process.stdout.readline()))]
-    while done[-1][0] - done[0][0] < 2.5:
+    while done[-1][0] - done[0][0] < 3.5:
         done.append((time.monotonic(), int(process.stdout.readline())))
     process.send_signal(signal.SIGKILL)
     end = time.monotonic()
-    process.communicate()
+    unread, _ = process.communicate()
     run = goodput_of(tmp_path)
     assert run.cut == []
-    before = [number for at, number in done if at < end - 1.2]
-    assert before[-1] <= run.last <= done[-1][1] + 2
+    before = [number for at, number in done if at < end - 2.0]  # a busy machine may let the thread that writes wait
+    most = int((unread.split() or [done[-1][1]])[-1])
+    assert before[-1] <= run.last <= most + 1  # the last step may be written and not printed
     assert run.ranks[0].processes[0].events.ended is None
 
 
 @pytest.mark.gang
 def test_who_never_detaches_ends_with_its_program(tmp_path: Path) -> None:
+    """Both are forked from one process that has loaded torch, which takes seconds."""
     program = (
-        "import sys\n"
+        "import os, sys\n"
         "from tests.integrations.test_run_events import begun, step\n"
-        "comm = begun(sys.argv[1])\n"
-        "step(comm)\n"
-        "assert 'fails' not in sys.argv[1]\n"
+        "name = next((each for each in ('ends', 'fails') if not os.fork()), None)\n"
+        "if name is None:\n"
+        "    os.wait(), os.wait()\n"
+        "else:\n"
+        "    comm = begun(f'{sys.argv[1]}/{name}')\n"
+        "    step(comm)\n"
+        "    assert name != 'fails'\n"
     )
+    command = [sys.executable, "-c", program, tmp_path]
+    subprocess.run(command, check=True, env=_environment(), stderr=subprocess.DEVNULL)
     for name, how in (("ends", "in order"), ("fails", "failed: AssertionError")):
-        command = [sys.executable, "-c", program, tmp_path / name]
-        subprocess.run(command, check=False, env=_environment(), stderr=subprocess.DEVNULL)
         assert lines(tmp_path / name)[-1]["how"] == how
 
 

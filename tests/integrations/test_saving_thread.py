@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,23 +27,24 @@ DEADLINE = 3.0
 RECIPES = ["topk(ratio=0.1)", "local_sgd(4)", "sgp"]
 
 
-def hold_up(seconds: float) -> Callable[[], None]:
-    """Writing takes so long from now on; the returned function ends that."""
+def hold_up(seconds: float) -> tuple[threading.Event, Callable[[], None]]:
+    """Writing begins once the event is set, and takes so long from now on; the returned function ends that."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    write_data = FileSystemWriter.write_data
+    write_data, may_write = FileSystemWriter.write_data, threading.Event()
 
     def slow(self: Any, *args: Any) -> Any:
+        may_write.wait(60.0)
         time.sleep(seconds)
         return write_data(self, *args)
 
     FileSystemWriter.write_data = slow  # type: ignore[method-assign]
-    return lambda: setattr(FileSystemWriter, "write_data", write_data)
+    return may_write, lambda: setattr(FileSystemWriter, "write_data", write_data)
 
 
 def saved_meanwhile(rank: int, size: int, recipe: str, path: str) -> tuple[list[Tensor], list[Tensor], bool, bool]:
     """Three steps that are made while a checkpoint is written, and again from that checkpoint."""
-    give_back = hold_up(0.5)
+    may_write, give_back = hold_up(0.0)
     with attached(recipe) as (model, optimizer, comm):
         while comm.step < 3:
             small_step(model, optimizer, comm, rank)
@@ -51,6 +53,7 @@ def saved_meanwhile(rank: int, size: int, recipe: str, path: str) -> tuple[list[
         while comm.step < 6:
             small_step(model, optimizer, comm, rank)
             whole.append(flat(model))
+        may_write.set()
         saving.wait()
         done = saving.done()
     give_back()
@@ -74,7 +77,7 @@ def test_it_holds_the_moment_of_the_call_while_training_goes_on(gang2: Gang, rec
 
 def waited_for(rank: int, size: int, path: str) -> list[bool]:
     """Whether a checkpoint was complete when the next save, a load, finish() and detach() had returned."""
-    give_back = hold_up(0.3)
+    may_write, give_back = hold_up(0.3)
     complete = list[bool]()
 
     def look(name: str) -> None:
@@ -84,6 +87,7 @@ def waited_for(rank: int, size: int, path: str) -> list[bool]:
         small_step(model, optimizer, comm, rank)
         save(comm, f"{path}/a", wait=False)
         look("a")
+        may_write.set()
         second = save(comm, f"{path}/b", wait=False)
         look("a")
         load(comm, f"{path}/b")

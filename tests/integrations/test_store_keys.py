@@ -62,5 +62,5 @@ def kept(rank: int, size: int, recipes: list[tuple[str, str]]) -> dict[str, int]
 def test_nothing_is_left_in_the_store(gang_of: Callable[[int], Gang], size: int) -> None:
     presets = preset_recipes()
     recipes = [(name, repr(presets[name]) if name in presets else name) for name in NAMES[size]]
-    for counts in gang_of(size).run(kept, recipes, timeout=120.0):
+    for counts in gang_of(size).run(kept, recipes):
         assert {name: count for name, count in counts.items() if count} == {}

@@ -31,7 +31,7 @@ kernels.warmup()
 def test_numba_is_optional():
     """That it is imported late is seen in tests/test_house.py."""
     head = f"import sys; sys.path[:0] = {sys.path!r}\n"
-    subprocess.run([sys.executable, "-W", "error", "-c", head + WITHOUT_NUMBA], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", head + WITHOUT_NUMBA], check=True, timeout=300)
 
 
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
@@ -88,7 +88,7 @@ except ValueError as error:
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
 def test_a_recipe_loads_the_kernels_that_it_uses_and_no_others():
     head = f"import sys; sys.path[:0] = {sys.path!r}\n"
-    subprocess.run([sys.executable, "-W", "error", "-c", head + WARM], check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", "-c", head + WARM], check=True, timeout=300)
 
 
 @pytest.mark.skipif("triton" not in kernels.backends(), reason="triton is not installed")

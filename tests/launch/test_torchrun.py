@@ -26,7 +26,7 @@ def test_a_signal_to_the_shell_lets_all_ranks_save_and_end_well(tmp_path: Path, 
             break
         time.sleep(0.1)
     started.send_signal(number)
-    said, _ = started.communicate(timeout=100)
+    said, _ = started.communicate(timeout=300)
     assert started.returncode == 0
     stopped = said.splitlines()[-1].removeprefix("trained to step ").partition(" ")[0]
     assert 20 <= int(stopped) < 1_000_000

@@ -55,7 +55,9 @@ class Problem:
     def optimum(self) -> Tensor:
         x, step = torch.zeros(DIMENSIONS, dtype=torch.float64), 1 / (self.kappa * self.ridge)
         for _ in range(10_000):
-            x = softshrink(x - step * self.slopes(x), step * self.l1)
+            before, x = x, softshrink(x - step * self.slopes(x), step * self.l1)
+            if torch.equal(before, x):  # nor will it move again
+                break
         return x
 
     def rates(self, omega: float) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def test_the_script_of_the_page_saves_and_ends_when_it_is_told(tmp_path: Path) -
             assert running.poll() is None
             time.sleep(0.1)
         running.send_signal(signal.SIGTERM)
-        assert running.wait(timeout=120) == 0
+        assert running.wait(timeout=300) == 0
     saved = torch.load(last, weights_only=True)
     epoch, step = saved["epoch"], saved["gossamer"]["step"]
     assert 8 * epoch < step <= 8 * (epoch + 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.listening import listeners
+from tests.listening import Listener, listeners
 from tests.marked import PATIENCE, Marked, wait_for
 
 from gossamer.bench.cli.app import run
@@ -23,13 +23,15 @@ class Shell(Marked):
     def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
+        self._started = list[subprocess.Popen[str]]()
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "COLUMNS")}
         self.environment = {**clean, **self.label, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         settings |= {"cwd": self.folder, "env": self.environment, "start_new_session": True}
-        return subprocess.Popen([*COMMAND, *words], **(settings | options))
+        self._started.append(subprocess.Popen([*COMMAND, *words], **(settings | options)))
+        return self._started[-1]
 
     def run(self, *words: str, **options: Any) -> tuple[int, str, str]:
         """Exit code, output and errors."""
@@ -41,6 +43,13 @@ class Shell(Marked):
             out, err = process.communicate()
             raise AssertionError(f"no end of {words} within {PATIENCE:g} seconds:\n{out}\n{err}") from None
         return process.returncode, out or "", err or ""
+
+    def close(self) -> None:
+        """End what is left: after a failure, a pipe that is still open would be a warning in whichever test is next."""
+        self.end()
+        for process in self._started:
+            with process:  # closes its pipes, and waits for it
+                process.kill()
 
     def ranks(self) -> list[int]:
         """Process ids of the ranks, without what starts them in a lab."""
@@ -59,9 +68,14 @@ class Shell(Marked):
 
     def expect_to_be_closed(self, process: "subprocess.Popen[str]") -> None:
         """Nobody on another machine can reach what a command and its two ranks listen on."""
+
         # All have found each other once each rank listens for its peers; and the store is there before.
-        wait_for(lambda: len({x.pid for x in listeners(self.processes())} & set(self.ranks())) == 2)
-        seen = listeners(self.processes())
+        def both_listen() -> list[Listener]:
+            assert process.poll() is None, f"it ended with code {process.returncode}, and its ranks were not seen"
+            seen = listeners(self.processes())
+            return seen if len({x.pid for x in seen} & set(self.ranks())) == 2 else []
+
+        seen: list[Listener] = wait_for(both_listen)
         assert {x.pid for x in seen} == {process.pid, *self.ranks()}
         assert [x for x in seen if x.open_to_others] == []
 
@@ -81,7 +95,7 @@ class Shell(Marked):
 def shell(tmp_path: Path) -> Iterator[Shell]:
     shell = Shell(tmp_path)
     yield shell
-    shell.end()
+    shell.close()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_the_others_give_up_the_report_says_who_was_frozen_and_nothing_is_left(
     process = shell.start(*TRAIN, *network, "--out", "x", "--json")
     shell.await_steps(process)
     os.kill(shell.rank(victim), signal.SIGSTOP)
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 1, err
     assert "Traceback" not in out + err
     shell.expect_nothing()
@@ -42,7 +42,7 @@ def test_the_others_give_up_the_report_says_who_was_frozen_and_nothing_is_left(
 def test_a_lab_says_which_host_was_frozen(shell: Shell) -> None:
     program = "[ $RANK = 1 ] && kill -STOP $$; exit 3"
     process = shell.start("lab", "--hosts", "2", "--timeout", "3", "--", "sh", "-c", program)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 3
     lines = [line.split("; ", 1)[1] for line in err.splitlines() if line.startswith("host ")]
     assert lines == ["exit code 3", "frozen by a signal, and ended with the lab"]

@@ -28,7 +28,7 @@ def test_while_torch_is_loading(shell: Shell, tmp_path: Path, number: int, code:
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err) == (code, "", f"gossamer: interrupted by {name}\n")
 
 
@@ -39,6 +39,6 @@ def test_while_a_command_runs(shell: Shell, number: int, code: int, name: str) -
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] up\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (code, f"gossamer: interrupted by {name}\n")
     shell.expect_nothing()

@@ -23,5 +23,5 @@ def test_nobody_on_another_machine_can_reach_what_a_command_listens_on(shell: Sh
     shell.await_steps(process)
     shell.expect_to_be_closed(process)
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     shell.expect_nothing()

@@ -14,15 +14,15 @@ def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:
     assert process.stdout is not None
     process.stdout.close()
     process.stdout = None
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (1, "")
 
 
 def test_closed_output_is_no_error(shell: Shell) -> None:
     closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
-    done = subprocess.run([*closed, *COMMAND, "recipes", "topk"], env=shell.environment, cwd=shell.folder, timeout=60)
+    done = subprocess.run([*closed, *COMMAND, "recipes", "topk"], env=shell.environment, cwd=shell.folder, timeout=300)
     assert done.returncode == 0
-    done = subprocess.run([*closed, *COMMAND, "recipes", "tpk"], env=shell.environment, cwd=shell.folder, timeout=60)
+    done = subprocess.run([*closed, *COMMAND, "recipes", "tpk"], env=shell.environment, cwd=shell.folder, timeout=300)
     assert done.returncode == 2
 
 

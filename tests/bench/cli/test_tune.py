@@ -109,7 +109,7 @@ def test_interrupted_it_keeps_what_it_had(shell: Shell) -> None:
     assert process.stdout is not None
     told = json.loads(process.stdout.readline())
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "gossamer: interrupted by SIGINT\n")
     kept: Any = Tuning.read(shell.folder / "run" / "record.json")
     assert vars(kept.trials[0]) == {k: v for k, v in told.items() if k != "event"}

@@ -59,7 +59,7 @@ def test_what_is_written_is_read_with_its_sources(tmp_path: Path) -> None:
 def test_the_ranks_of_a_lab_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     command = [sys.executable, "-m", "gossamer", "doctor", "--save", str(path)]
-    result = run_lab(2, "100mbit", command, timeout=120)
+    result = run_lab(2, "100mbit", command, timeout=300)
     assert result.exit_code == 0, result
     cluster = read_cluster(path)
     assert cluster.size == 2

@@ -118,7 +118,7 @@ def test_gloo_does_take_that_card(named: str | None) -> None:
     if named:
         environment["GLOO_SOCKET_IFNAME"] = named
     command = [sys.executable, "-W", "ignore", "-c", LISTENS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=True)
     card = choices(cards(), environment)["gloo"].card
     assert card is not None
     address = done.stdout.split()

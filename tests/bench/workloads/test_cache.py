@@ -121,7 +121,7 @@ def test_the_lock_is_free_after_an_error(own_cache: Path) -> None:
             taken.set()
 
     threading.Thread(target=take, daemon=True).start()
-    assert taken.wait(5)
+    assert taken.wait(300.0)
 
 
 def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
