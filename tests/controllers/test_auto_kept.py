@@ -26,8 +26,10 @@ def test_where_dense_had_no_turn_its_steps_before_all_trials_count() -> None:
 
 def test_a_trial_that_has_only_begun_tells_nothing() -> None:
     trials = trials_of([0, 1, ON_DENSE], ended=2)
-    assert trials.of(ON_DENSE) == [] and trials.last_dense.middle == 9
-    assert trials.tried == [0, 1] and trials.fastest == 0
+    assert trials.of(ON_DENSE) == []
+    assert trials.last_dense.middle == 9
+    assert trials.tried == [0, 1]
+    assert trials.fastest == 0
     assert trials.last_of(1) == WindowMedian(1.0, 1.0, 1.0)
 
 
@@ -35,4 +37,5 @@ def test_what_is_forgotten_counts_from_nothing() -> None:
     kept = Kept({})
     assert [kept.count("lost"), kept.count("lost", 0), kept.count("lost")] == [1, 1, 2]
     kept.forget("lost", "never")
-    assert "lost" not in kept and kept.whole("lost") == 0
+    assert "lost" not in kept
+    assert kept.whole("lost") == 0

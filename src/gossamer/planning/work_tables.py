@@ -99,7 +99,8 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
     upper = next((i for i, ranks in enumerate(table.ranks) if ranks > size and i), len(table.ranks) - 1)
     a, b = table.ranks[upper - 1 : upper + 1]
     pairs = zip(table.seconds[upper - 1], table.seconds[upper], strict=True)
-    return [max(beyond((a, x), (b, y), size), 0.0) for x, y in pairs]  # of fewer ranks than any row the line may fall below
+    # Of fewer ranks than in any row, the line may fall below nothing.
+    return [max(beyond((a, x), (b, y), size), 0.0) for x, y in pairs]
 
 
 def work_of(cluster: Cluster) -> WorkSource:
