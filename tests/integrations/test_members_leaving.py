@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import Tensor, nn
@@ -59,13 +60,11 @@ def learn_until_told(rank: int, size: int, port: int, recipe: str, silence: floa
             comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
             pipe.send(comm.step)
             with comm.leaving_at(seconds=60):
-                until = None
-                while not comm.stopping and (until is None or comm.step < until):
+                end = LastStep(comm, group.store, rank)
+                while not comm.stopping and not end.is_over():
                     step()
                     if comm.step == FAR:
                         group.store.raise_flag(f"far/{rank}", "")
-                    if until is None and group.store.flag_is_up("until"):
-                        until = int(group.store.read(["until"])[0])
                     time.sleep(0.005)
             stopping, lost, dropped = comm.stopping, comm.metrics()["lost_residual"], comm.dropped
             done, has_left, after = comm.step, comm.has_left, ""
@@ -109,8 +108,8 @@ class Crew:
         assert isinstance(found, Outcome), found
         return found
 
-    def ends(self, at: int, ranks: list[int]) -> list[Outcome]:
-        self.members.store.raise_flag("until", str(at))
+    def ends(self, ranks: list[int]) -> list[Outcome]:
+        end_with(self.members.store, len(ranks))
         return [self.outcome(rank) for rank in ranks]
 
 
@@ -147,7 +146,7 @@ def test_one_leaves_in_good_order_and_comes_back(learners: Callable[..., Learner
     crew.all.start(1)  # its seat is free, and the others let it in
     came = crew.all.hear(1)
     assert came >= gone.step
-    outcomes = crew.ends(came + 150, [0, 1, 2])
+    outcomes = crew.ends([0, 1, 2])
     for one in outcomes:
         assert one.model == outcomes[0].model
         assert one.lost_residual == 0
@@ -189,7 +188,7 @@ def test_one_leaves_while_another_dies(learners: Callable[..., Learners]) -> Non
     gone = crew.outcome(1)
     assert gone.has_left
     wait_for(lambda: crew.members.latest().ranks == (0,))
-    (left,) = crew.ends(gone.step + 100, [0])
+    (left,) = crew.ends([0])
     assert left.present == (0,)
     said = sorted(t.partition(": ")[2].partition(",")[0].partition(";")[0] for t in left.told)
     assert said == ["rank 1 has left", "rank 2 is lost"]
@@ -228,8 +227,8 @@ def keep_account(rank: int, size: int, port: int, recipe: str, silence: float, h
         comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
         pipe.send(comm.step)
         with comm.leaving_at(seconds=60):
-            until = None
-            while not comm.stopping and (until is None or comm.step < until):
+            end = LastStep(comm, group.store, rank)
+            while not comm.stopping and not end.is_over():
                 x = torch.randn(4, 40).double()
                 optimizer.zero_grad()
                 loss = model(x).square().mean()
@@ -244,8 +243,6 @@ def keep_account(rank: int, size: int, port: int, recipe: str, silence: float, h
                 if how and comm.step == int(how):
                     pipe.send(account())
                     os.kill(os.getpid(), signal.SIGKILL)
-                if until is None and group.store.flag_is_up("until"):
-                    until = int(group.store.read(["until"])[0])
                 time.sleep(0.002)
         out = account()
         comm.finish()
@@ -282,7 +279,7 @@ def test_all_that_was_given_is_applied_or_owed_or_counted_as_lost(
     os.kill(crew.processes[1].pid, signal.SIGUSR1)
     left: Account = crew.hear(1)
     assert left.step > came
-    members.store.raise_flag("until", str(left.step + 40))
+    end_with(members.store, 2)
     first, third = (crew.hear(rank) for rank in (0, 2))
     assert killed.residual != [0.0] * 120
     assert left.residual == [0.0] * 120

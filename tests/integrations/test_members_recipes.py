@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import SLACK, wait_for
 from torch import nn
@@ -54,8 +55,9 @@ def learn_together(rank: int, size: int, port: int, recipe: str, silence: float,
                 model, optimizer, recipe, group, deadline=30.0, buffers="average" if how else "local"
             )
             pipe.send(comm.step)
-            steps, longest, until, last = [comm.step], 0.0, None, time.monotonic()
-            while until is None or comm.step < until:
+            steps, longest, last = [comm.step], 0.0, time.monotonic()
+            end = LastStep(comm, group.store, rank)
+            while not end.is_over():
                 x = torch.randn(4, 8)
                 optimizer.zero_grad()
                 (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
@@ -64,10 +66,6 @@ def learn_together(rank: int, size: int, port: int, recipe: str, silence: float,
                 longest, last = max(longest, time.monotonic() - last), time.monotonic()
                 if comm.step == FAR:
                     group.store.raise_flag(f"far/{rank}", "")
-                if rank == 0 and len(comm.present) == size and until is None and group.store.flag_is_up("enough"):
-                    group.store.raise_flag("until", str(comm.step + 100))
-                if until is None and group.store.flag_is_up("until"):
-                    until = int(group.store.read(["until"])[0])
                 time.sleep(0.005)
             comm.check_sync()  # compares anchors too
             lost, dropped = comm.metrics()["lost_residual"], comm.dropped
@@ -112,11 +110,11 @@ class Crew:
         assert isinstance(came, int), came
         return came
 
-    def ends(self, at: int | None, ranks: list[int] | None = None) -> list[Outcome]:
-        """End at a step, or some steps after rank 0 has heard of it, and all are there."""
-        flag, text = ("enough", "") if at is None else ("until", str(at))
-        self.members.store.raise_flag(flag, text)
-        outcomes = [self.all.hear(rank, LIMIT) for rank in ranks or range(self.size)]
+    def ends(self, ranks: list[int] | None = None) -> list[Outcome]:
+        """Let these ranks end, or all, some steps after they are those that are present."""
+        ranks = ranks or [*range(self.size)]
+        end_with(self.members.store, len(ranks))
+        outcomes = [self.all.hear(rank, LIMIT) for rank in ranks]
         assert all(isinstance(each, Outcome) for each in outcomes), outcomes
         return outcomes
 
@@ -150,7 +148,7 @@ def test_a_rank_dies_and_comes_back_and_all_end_with_one_model(learners: Callabl
     time.sleep(0.2)
     came = crew.comes(1)
     assert came >= FAR
-    outcomes = crew.ends(came + 200)
+    outcomes = crew.ends()
     for rank, one in enumerate(outcomes):
         assert one.present == (0, 1, 2)
         assert one.model == outcomes[0].model
@@ -165,8 +163,8 @@ def test_a_rank_dies_and_comes_back_and_all_end_with_one_model(learners: Callabl
 def test_buffers_are_shared_on_among_those_who_are_left(learners: Callable[..., Learners]) -> None:
     crew = Crew(learners, "allreduce", "average")
     crew.lose(0)
-    came = crew.comes(0)
-    outcomes = crew.ends(came + 100)
+    crew.comes(0)
+    outcomes = crew.ends()
     assert all(one.model == outcomes[0].model for one in outcomes)
 
 
@@ -174,7 +172,7 @@ def test_what_a_lost_rank_still_owed_is_counted(learners: Callable[..., Learners
     crew = Crew(learners, "gather(topk(0.02)) + error_feedback()")
     time.sleep(1.5)
     crew.lose(2)
-    outcomes = crew.ends(600, [0, 1])
+    outcomes = crew.ends([0, 1])
     assert all(one.lost_residual > 0 for one in outcomes)
     assert outcomes[0].model == outcomes[1].model
 
@@ -187,7 +185,7 @@ def test_a_rank_that_froze_and_wakes_up_comes_back(learners: Callable[..., Learn
     crew.waits_for([0, 1])
     os.kill(crew.all.processes[2].pid, signal.SIGCONT)
     crew.waits_for([0, 1, 2])
-    outcomes = crew.ends(None)
+    outcomes = crew.ends()
     assert all(one.present == (0, 1, 2) for one in outcomes)
     assert all(one.model == outcomes[0].model for one in outcomes)
 
@@ -201,13 +199,12 @@ def test_ranks_killed_at_random_moments_leave_the_others_at_work(
     learners: Callable[..., Learners], recipe: str
 ) -> None:
     crew, draw = Crew(learners, recipe), random.Random(recipe)
-    came = 0
     for _ in range(6):
         time.sleep(draw.uniform(0.0, 0.3))
         rank = draw.randrange(3)
         crew.lose(rank)
-        came = crew.comes(rank)
-    outcomes = crew.ends(came + 300)
+        crew.comes(rank)
+    outcomes = crew.ends()
     assert all(one.model == outcomes[0].model and one.longest < SILENCE + 2 + SLACK for one in outcomes)
 
 

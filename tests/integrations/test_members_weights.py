@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import nn
@@ -39,8 +40,9 @@ def learn_a_slope(rank: int, size: int, port: int, recipe: str, silence: float, 
     try:
         comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0, weight=WEIGHTS[rank])
         pipe.send(comm.step)
-        until, moves, last = None, list[tuple[tuple[int, ...], float]](), float(model.weight)
-        while until is None or comm.step < until:
+        moves, last = list[tuple[tuple[int, ...], float]](), float(model.weight)
+        end = LastStep(comm, group.store, rank)
+        while not end.is_over():
             retries = comm.retries
             optimizer.zero_grad()
             model(torch.tensor([[SLOPES[rank]]], dtype=torch.float64)).sum().backward()
@@ -50,8 +52,6 @@ def learn_a_slope(rank: int, size: int, port: int, recipe: str, silence: float, 
                 last = float(model.weight)
             if comm.step == FAR:
                 group.store.raise_flag(f"far/{rank}", "")
-            if until is None and group.store.flag_is_up("until"):
-                until = int(group.store.read(["until"])[0])
             time.sleep(0.005)
         comm.finish()
         pipe.send(moves)
@@ -79,7 +79,7 @@ def test_a_mean_weighs_those_who_are_there(learners: Callable[..., Learners], re
     crew.start(1)
     came = crew.hear(1)
     assert came >= FAR
-    members.store.raise_flag("until", str(came + 100))
+    end_with(members.store, 3)
     for rank in range(3):
         moves = crew.hear(rank)
         assert isinstance(moves, list), moves
