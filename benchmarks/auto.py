@@ -56,11 +56,23 @@ def run(setting: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
 def compared(setting: str, recipes: list[str], seed: int, steps: int, out: Path) -> list[Run]:
     hosts, ms, rate = SETTINGS[setting]
     folder = out / f"{setting}-{recipes[0]}-{steps}-{seed}"
-    if not list(folder.rglob(RECORD)):
-        words = ["compare", *recipes, "--workload", "lm", "--hosts", str(hosts), "--rate", rate, "--steps", str(steps)]
-        more = f"--chunk 25 --patience 1 --seed {seed} --compute {ms}ms --timing --out {folder}"
-        subprocess.run([sys.executable, "-m", "gossamer", *words, *more.split()], check=True, stdout=sys.stderr)
-    return Record.read(next(folder.rglob(RECORD))).runs
+    if (known := whole(folder / RECORD)) is not None:
+        return known
+    words = ["compare", *recipes, "--workload", "lm", "--hosts", str(hosts), "--rate", rate, "--steps", str(steps)]
+    more = ["--chunk", "25", "--patience", "1", "--seed", str(seed), "--compute", f"{ms}ms", "--timing"]
+    subprocess.run(
+        [sys.executable, "-m", "gossamer", *words, *more, "--out", str(folder)], check=True, stdout=sys.stderr
+    )
+    return Record.read(folder / RECORD).runs
+
+
+def whole(path: Path) -> list[Run] | None:
+    """The runs of a record; None where there is none, or it was cut off: it is written while its runs train."""
+    try:
+        runs = Record.read(path).runs
+    except (OSError, ValueError):
+        return None
+    return runs if all(run.status == "ok" for run in runs) else None
 
 
 def mean_step(ends: list[float], steps: int) -> float:
