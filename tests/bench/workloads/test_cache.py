@@ -45,6 +45,12 @@ def test_any_flipped_bit_or_cut_is_noticed_or_harmless(own_cache: Path) -> None:
         assert found.get("x", np.arange(5)).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_other_users_of_a_shared_folder_may_read_it(own_cache: Path) -> None:
+    (own_cache / "usual").touch()
+    cache.arrays("a", build)
+    assert (own_cache / "a.npz").stat().st_mode == (own_cache / "usual").stat().st_mode
+
+
 def test_a_failed_build_leaves_nothing(own_cache: Path) -> None:
     with pytest.raises(DataError):
         cache.arrays("a", lambda: (_ for _ in ()).throw(DataError("no")))

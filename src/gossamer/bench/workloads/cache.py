@@ -1,11 +1,11 @@
 """The user's cache folder: written by one process at a time, and never seen half-written."""
 
 import os
-import tempfile
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +57,9 @@ def lock(name: str) -> Generator[None]:
 @contextmanager
 def write(target: Path) -> Generator[Path]:
     """A path to write to, which becomes `target` in one step if all goes well, and vanishes if not."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part-")
-    os.close(handle)
-    part = Path(name)
+    part = target.with_name(f".part-{uuid4().hex[:12]}")
+    # Of the usual mode, and not of a temporary file's: other users may share the folder.
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
         yield part
         part.replace(target)
