@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.bench.report.tuned import headline, render, studied, write_html, write_markdown
+from gossamer.bench.report.scatter import Point, scatter
+from gossamer.bench.report.tuned import headline, render, studied, styles, write_html, write_markdown
 from gossamer.bench.tune import Candidate, Trial, Tuning
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
@@ -126,6 +127,18 @@ def test_what_is_missing_is_said() -> None:
     bare.trials.clear()
     assert headline(studied(bare)).title == "No trial has ended."
     assert "No trial has ended." in render(bare)
+
+
+@pytest.mark.parametrize("lower_is_better", [True, False])
+def test_the_worst_trials_stand_at_the_edge_of_the_figure_and_the_best_at_their_own_values(
+    lower_is_better: bool,
+) -> None:
+    good = [0.5 + 0.01 * i for i in range(19)]  # and one that is far worse
+    points = [Point(0, 1.0, q, False, "") for q in [*good, 30.0 if lower_is_better else -30.0]]
+    drawn = scatter(points, "quality", styles(made()), lower_is_better)
+    heights = [float(y) for y in re.findall(r'transform="translate\([\d.]+ ([\d.]+)\)"', drawn)]
+    assert len(set(heights)) == len(points)
+    assert max(heights[:19]) - min(heights[:19]) > 150  # of 252: the good ones have most of the figure
 
 
 def test_the_best_at_an_end_of_the_rates_is_told_to_look_beyond() -> None:

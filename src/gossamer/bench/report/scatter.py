@@ -21,14 +21,14 @@ class Point(NamedTuple):
     title: str
 
 
-def scatter(points: list[Point], metric: str, styles: list[Style]) -> str:
+def scatter(points: list[Point], metric: str, styles: list[Style], lower_is_better: bool) -> str:
     """An SVG in the page's own colours; nothing if there is nothing to show."""
     if not points:
         return ""
     rates = sorted({p.lr for p in points})
     low, high = math.log2(rates[0]) - 0.3, math.log2(rates[-1]) + 0.3
-    values = sorted(p.quality for p in points)
-    least, most = values[0], values[min(len(values) - 1, int(CROWD * len(values)))]
+    values = sorted((p.quality for p in points), reverse=not lower_is_better)  # from the best on
+    least, most = sorted((values[0], values[min(len(values) - 1, int(CROWD * len(values)))]))
     room = (most - least or abs(most) or 1.0) * 0.08
     least, most = least - room, most + room
 

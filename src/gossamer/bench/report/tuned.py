@@ -161,7 +161,7 @@ def render(tuning: Tuning) -> str:
         head=headline(study),
         metric=formatting.quality(tuning.metric),
         styles=styles(tuning),
-        chart=Markup(scatter(points(study), formatting.quality(tuning.metric), styles(tuning))),
+        chart=Markup(scatter(points(study), formatting.quality(tuning.metric), styles(tuning), tuning.lower_is_better)),
     )
 
 
