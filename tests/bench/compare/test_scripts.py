@@ -12,7 +12,8 @@ import pytest
 import torch
 from tests.gang import Gang
 
-from gossamer.bench.compare.script_events import ScriptEvents
+from gossamer.bench.compare.events import RankEvent, line_of
+from gossamer.bench.compare.script_events import ScriptEvents, judge
 from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.compare.script_rank import run as run_script
@@ -190,3 +191,29 @@ def test_the_headline_says_who_was_quick_to_where_all_got() -> None:
     page = render(record)
     assert "a training loss, which says nothing of overfitting" in page
     assert "seed 0" not in page
+
+
+def judged(losses: list[float], chunk: int = 5) -> Run:
+    """A run whose one rank has logged these losses, one a step."""
+    events = ScriptEvents(Run("ddp", "ddp"), 1, chunk, lambda event: None)
+    for step, loss in enumerate(losses, 1):
+        events.line(0, line_of(RankEvent(Step(step, 0.1 * step, loss, None))))
+    events.conclude(1)
+    judge([events.run], {"ddp": events}, chunk)
+    return events.run
+
+
+def test_the_last_mean_of_a_training_loss_is_over_as_many_steps_as_the_others() -> None:
+    run = judged([1.0] * 102 + [9.0])  # windows of six steps, and one step that is left over
+    assert [e.step for e in run.evaluations[-2:]] == [102, 103]
+    assert run.evaluations[-1].quality == pytest.approx((5 * 1.0 + 9.0) / 6)
+
+
+def test_a_script_whose_loss_is_no_number_any_more_has_no_last_quality() -> None:
+    run = judged([3.0, 2.0, 1.0, 1.0, 1.0, *[math.nan] * 10])
+    assert [e.step for e in run.evaluations] == [5, 10, 14]
+    assert [math.isfinite(e.quality) for e in run.evaluations] == [True, False, False]
+    record = Record("", "", "train.py", "", "training loss", True, 1, 1, "1gbit", 0, script="/train.py", runs=[run])
+    assert record.target() is None
+    once = judged([3.0, 2.0, math.nan, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # a step that was skipped spoils no mean
+    assert [e.quality for e in once.evaluations] == [1.75, 1.0]

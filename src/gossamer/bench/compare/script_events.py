@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from statistics import fmean
 from time import monotonic
 
@@ -195,16 +195,22 @@ def _mean(seen: list[Evaluation]) -> Evaluation:
 
 
 def _windows(rows: list[Step], window: int) -> list[Evaluation]:
-    """
-    >>> rows = [Step(i, 1.0 * i, 10.0 - i, None) for i in range(1, 7)]
+    """Means over windows of steps; the last window overlaps the one before it. NaN where no loss is finite.
+
+    >>> rows = [Step(i, 1.0 * i, 10.0 - i, None) for i in range(1, 8)]
     >>> [(e.step, e.quality) for e in _windows(rows, 3)]
-    [(3, 8.0), (6, 5.0)]
+    [(3, 8.0), (6, 5.0), (7, 4.0)]
     """
+    if rows and not isfinite(rows[-1].loss):  # of the steps after the last loss that was logged
+        rows = rows[:-1]
     found = dict[int, list[Step]]()
     for row in rows:
-        if isfinite(row.loss):
-            found.setdefault((row.step - 1) // window, []).append(row)
-    return [
-        Evaluation(some[-1].step, some[-1].seconds, some[-1].sent, fmean(s.loss for s in some))
-        for some in found.values()
-    ]
+        found.setdefault((row.step - 1) // window, []).append(row)
+    if rows:  # alone, the steps that are left over would be fewer, and their mean noisier
+        found[(rows[-1].step - 1) // window] = [row for row in rows if row.step > rows[-1].step - window]
+    return [Evaluation(some[-1].step, some[-1].seconds, some[-1].sent, _finite_mean(some)) for some in found.values()]
+
+
+def _finite_mean(rows: list[Step]) -> float:
+    losses = [row.loss for row in rows if isfinite(row.loss)]
+    return fmean(losses) if losses else nan
