@@ -153,6 +153,13 @@ def test_a_better_rate_is_told_beside_the_workload_s() -> None:
     ]
 
 
+def test_a_loss_is_compared_with_dense_s_of_the_same_seed_where_another_seed_diverged() -> None:
+    lost = replace(ended("a", 1.0, 40, 0.0), outcome="diverged", quality=None, loss=None)
+    runs = known(*DENSES, lost, ended("a", 1.0, 41, 0.91), ended("a", 1.0, 42, 0.915))  # as dense's of these seeds
+    row = next(line for line in tables.main_table(runs).splitlines() if line.startswith("| `a`"))
+    assert row.split("|")[6].strip() == "+.0000"
+
+
 # -- pages ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -123,7 +123,11 @@ def _row(known: Known, name: str, dense: Mapping[int, Run]) -> list[str]:
     mine = judged(known, name, 1.0)
     found = verdict(mine, dense)
     qualities, losses = _numbers(mine, "quality"), _numbers(mine, "loss")
-    above = [a - b for a, b in zip(losses, _numbers({s: dense[s] for s in mine if s in dense}, "loss"))]
+    above = [
+        run.loss - other.loss
+        for seed, run in mine.items()
+        if (other := dense.get(seed)) is not None and run.loss is not None and other.loss is not None
+    ]
     told = [
         f"`{name}`",
         _fewer(mine, dense),
