@@ -7,6 +7,7 @@ import pytest
 from tests.bench.cli.conftest import COMMAND, Shell
 
 from gossamer.bench.cli.console import NARROW, console, is_lively
+from gossamer.bench.cli.run_output import RunOutput
 
 
 def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:
@@ -76,3 +77,16 @@ def test_a_pipe_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORCE_COLOR", raising=False)
     assert console().width > 500
     assert not is_lively()
+
+
+def test_commands_that_start_in_one_second_share_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    outputs = [RunOutput("compare", None, False, False, False) for _ in range(2)]
+    for output in outputs:
+        output.folder = Path("runs") / "compare-20261127-080000"
+        output.prepare()
+    assert [str(output.record) for output in outputs] == [
+        "runs/compare-20261127-080000/record.json",
+        "runs/compare-20261127-080000-2/record.json",
+    ]
+    assert outputs[1].checkpoint == str(tmp_path.resolve() / "runs" / "compare-20261127-080000-2" / "checkpoint")

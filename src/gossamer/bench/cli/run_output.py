@@ -13,7 +13,7 @@ import typer
 
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console, is_lively
-from gossamer.bench.cli.output import PAGE, RECORD, run_folder
+from gossamer.bench.cli.output import PAGE, RECORD, new_folder, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.events import FilesWritten, OnEvent, RankEvent
@@ -37,13 +37,22 @@ class RunOutput:
         self.is_named = out is not None  # else ranks on several machines have no name in common for their files
         self.folder = out or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
         self.force, self.quiet, self.as_json = force, quiet, as_json
-        self.record, self.page = self.folder / RECORD, self.folder / PAGE
+
+    @property
+    def record(self) -> Path:
+        return self.folder / RECORD
+
+    @property
+    def page(self) -> Path:
+        return self.folder / PAGE
 
     @property
     def checkpoint(self) -> str:
         return str((self.folder / "checkpoint").resolve())
 
     def prepare(self) -> None:
+        if not self.is_named:
+            self.folder = new_folder(self.folder)
         run_folder(self.folder, self.force)
 
     def earlier(self) -> Record | None:

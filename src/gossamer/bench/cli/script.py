@@ -82,7 +82,8 @@ def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> No
     if is_a_rank() and int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise typer.Exit(join_script(plan, command(), lambda event: None, None)[1])
-    made = [p for p in (output.folder, *output.folder.parents) if not p.exists()]
+    is_new = not output.is_named or not output.folder.exists()
+    parents = [p for p in output.folder.parents if not p.exists()]
     output.prepare()
     try:
         with output.shown(plan) as show:
@@ -91,7 +92,7 @@ def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> No
             else:
                 record, code = launch_script(plan, hosts, rate, command(), show, output.record)
     except ScriptError:
-        for path in made:  # the innermost first; one that is not empty stays
+        for path in [output.folder, *parents] if is_new else []:  # the innermost first; one that is not empty stays
             with suppress(OSError):
                 path.rmdir()
         raise
