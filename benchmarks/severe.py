@@ -102,6 +102,10 @@ def quality_of_ddp(workload: Workload, optimizer_of: OptimizerOf, hosts: int, st
     return workload.evaluate(model)
 
 
+def as_good(workload: Workload, quality: float, target: float) -> bool:
+    return quality <= target if workload.lower_is_better else quality >= target
+
+
 def race(workload: Workload, text: str, target: float, most: int) -> Result:
     """Train by a recipe, keep each rank's model at the end of each round, and look afterwards when it was as good as DDP's.
 
@@ -125,9 +129,9 @@ def race(workload: Workload, text: str, target: float, most: int) -> Result:
         model.load_state_dict(state)
         quality = torch.tensor([workload.evaluate(model)])
         dist.all_reduce(quality)
-        if float(quality) / dist.get_world_size() <= target or step == kept[-1][0]:
-            mean = float(quality) / dist.get_world_size()
-            return Result(mean, step, seconds, spent / most, alone, sent, mean <= target)
+        mean = float(quality) / dist.get_world_size()
+        if as_good(workload, mean, target) or step == kept[-1][0]:
+            return Result(mean, step, seconds, spent / most, alone, sent, as_good(workload, mean, target))
     raise SystemExit(f"{text} ends no round within {most} steps; give more --steps")
 
 

@@ -15,7 +15,7 @@ import statistics
 from dataclasses import dataclass
 
 import torch
-from severe import OptimizerOf, quality_of_ddp
+from severe import OptimizerOf, as_good, quality_of_ddp
 from torch import nn
 
 from gossamer.bench import workloads
@@ -101,7 +101,7 @@ def race(
     sent = run.ledger.sent / hosts / most
     for done in sorted(models):
         quality = quality_of(task, models[done])
-        if quality <= target or done == max(models):
+        if as_good(task, quality, target) or done == max(models):
             return Found(quality, done, ends[done - 1], most * alone / run.seconds, sent)
     raise SystemExit(f"{text} ends no round within {most} steps; give more --patience")
 
@@ -140,7 +140,7 @@ def main() -> None:
     for text in asked.recipes:
         found = race(task, text, target, cluster, model, asked)
         print(
-            f"{text:52} {'reached' if found.quality <= target else 'MISSED '} {found.quality:.4f} in {found.steps} steps, "
+            f"{text:52} {'reached' if as_good(task, found.quality, target) else 'MISSED '} {found.quality:.4f} in {found.steps} steps, "
             f"{found.seconds / (asked.steps * alone):.3f} T, utilisation {found.utilisation:.3f}, sent {found.sent / 1e3:.1f} kB a step",
             flush=True,
         )
