@@ -112,6 +112,7 @@ def _search(asked: argparse.Namespace, out: Path) -> Search:
     search = Search(question, " ".join(sys.argv))
     if (out / "record.json").exists():
         known = Tuning.read(out / "record.json")
+        refuse_another(known, search.tuning)
         search.tuning.trials = [t for t in known.trials if t.contender in recipes and t.number < asked.trials]
         search.tuning.untrained = known.untrained
 
@@ -124,6 +125,25 @@ def _search(asked: argparse.Namespace, out: Path) -> Search:
 
     search.run(tell)
     return search
+
+
+def refuse_another(known: Tuning, asked: Tuning) -> None:
+    """What is kept in a folder is of one search: with other steps or knobs its trials would be other trials."""
+    for name in ("workload", "shards", "ranks", "steps", "seed"):
+        if (was := getattr(known, name)) != (now := getattr(asked, name)):
+            told = f"{name} was {was}, and is {now} now"
+            raise SystemExit(f"the record there is of another search: {told}; give another --out")
+    before = {each.name: (each.recipe, each.knobs) for each in known.contenders}
+    for each in asked.contenders:
+        if before.get(each.name, (each.recipe, each.knobs)) != (each.recipe, each.knobs):
+            raise SystemExit(f"the record there is of another search: {each.name} had other knobs; give another --out")
+
+
+def keep(path: Path, text: str) -> None:
+    """Write all of it or nothing: a full disk, or an end in the middle, leaves what was there."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def _finalists(search: Search, name: str, asked: argparse.Namespace, out: Path) -> list[Setting]:
@@ -143,7 +163,7 @@ def _again(setting: Setting, asked: argparse.Namespace, out: Path) -> float:
     if key not in known:
         workload = get(asked.workload, seed=FINAL_SEED, shards=asked.shards)
         known[key] = run(workload, setting.recipe, setting.lr, asked.steps, RANKS).quality
-        kept.write_text(json.dumps(known))
+        keep(kept, json.dumps(known))
         print(f"{key} again: {known[key]:.4f}", flush=True)
     return known[key]
 
@@ -163,7 +183,7 @@ class Curves:
             gc.collect()
             began = time.perf_counter()
             curve = self._done[key] = _curve(self._asked, name, setting, seed, goal)
-            self._kept.write_text(json.dumps([asdict(c) for c in self._done.values()]))
+            keep(self._kept, json.dumps([asdict(c) for c in self._done.values()]))
             print(f"{name:40} seed {seed} {curve.qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True)
         return self._done[key]
 

@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from benchmarks.quality import DENSE, Curve, judge_all
+from benchmarks.quality import DENSE, Curve, judge_all, keep, refuse_another
 
+from gossamer.bench.tune import Search, SearchOverride, SearchPlan, Tuning
 from gossamer.bench.tune.points import Setting
 from gossamer.recipe import Recipe
 
@@ -70,3 +72,30 @@ def test_to_diverge_is_to_end_worse_than_after_the_first_steps(
 ) -> None:
     steps = [4 * (i + 1) for i in range(len(qualities))]
     assert Curve("a", "", 1.0, 0, steps, qualities, error).diverges(sign) == diverges
+
+
+def test_what_is_kept_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep(tmp_path / "curves.json", "[1]")
+    assert [p.name for p in tmp_path.iterdir()] == ["curves.json"]
+
+    def full(path: Path, text: str) -> None:
+        path.open("w").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        keep(tmp_path / "curves.json", "[1, 2]")
+    assert (tmp_path / "curves.json").read_text() == "[1]"
+
+
+def searched(steps: int = 4, lr: str = "lr=0.25..8") -> Tuning:
+    wishes = [SearchOverride.of(lr)]
+    return Search(SearchPlan({DENSE: "allreduce"}, "ridge", trials=1, steps=steps, repeats=0, wishes=wishes)).tuning
+
+
+def test_the_record_of_another_search_is_not_gone_on_with() -> None:
+    refuse_another(searched(), searched())
+    with pytest.raises(SystemExit, match="steps was 4, and is 8 now; give another --out"):
+        refuse_another(searched(), searched(steps=8))
+    with pytest.raises(SystemExit, match="ddp had other knobs; give another --out"):
+        refuse_another(searched(), searched(lr="lr=0.5..8"))
