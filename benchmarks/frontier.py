@@ -160,7 +160,9 @@ class Kept:
         if key not in self._known:
             self._known[key] = trained(side, recipe, rate, seed, self._steps, lies)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._path.write_text(json.dumps(self._known, indent=1) + "\n")
+            part = self._path.with_name(f".{self._path.name}.part")  # a full disk leaves what was there
+            part.write_text(json.dumps(self._known, indent=1) + "\n")
+            part.replace(self._path)
         return self._known[key]
 
     def best(self, side: Side, lies: float) -> tuple[str, float, list[float]]:
