@@ -6,10 +6,15 @@ import sys
 
 
 def start_ranks(count: int, port: int) -> int:
-    """As torchrun does, on this machine: this very command on every rank, with `--rank`."""
+    """As torchrun does, on this machine: this very command on every rank, with `--rank`. Returns the largest exit code."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     ranks = [
         subprocess.Popen([sys.executable, *sys.argv, "--rank"], env=os.environ | place | {"RANK": str(rank)})
         for rank in range(count)
     ]
-    return max(rank.wait() for rank in ranks)
+    try:
+        codes = [rank.wait() for rank in ranks]
+    finally:
+        for rank in ranks:  # after ctrl-C none is left
+            rank.kill()
+    return max(code if code >= 0 else 128 - code for code in codes)
