@@ -196,3 +196,12 @@ def test_what_was_trained_before_a_recipe_fails_is_told(say: Say, monkeypatch: p
     assert code != 0
     assert [run["recipe"] for run in json.loads(out)] == ["qsgd"]
     assert "rank 2 is lost" in err
+
+
+def test_a_loss_that_ran_away_is_null_in_json_which_knows_no_nan(say: Say) -> None:
+    def is_none(word: str) -> float:
+        raise AssertionError(f"{word} is not JSON")
+
+    out = say(*DIGITS, "--recipe", "allreduce + every_step(rate=1e30)", "--free-work", "--json")[1]
+    (run,) = json.loads(out, parse_constant=is_none)
+    assert [point["loss"] is None for point in run["curve"]] == [False, True, True]

@@ -26,6 +26,7 @@ from gossamer.bench.lab import available, parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
 from gossamer.bench.noise import gradients
 from gossamer.bench.noise import measure as noise_rows
+from gossamer.bench.record import finite
 from gossamer.bench.report import svg
 from gossamer.bench.report.charts import Bar, BarChart
 from gossamer.bench.report.formatting import ranks_on
@@ -96,7 +97,7 @@ def noise(
         check(text)
     rows = noise_rows(recipes or NOISE, gradients(get(workload, seed=seed), ranks, at, seed), seed)
     if as_json:
-        print(json.dumps([row._asdict() for row in rows], indent=1))
+        print(json.dumps(finite([row._asdict() for row in rows]), indent=1, allow_nan=False))
         return
     table = Table("recipe", "bits", "error of a message", "of the mean", box=None, pad_edge=False)
     for row in rows:
@@ -149,7 +150,7 @@ def steps(
         rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
         if out is not None:  # results are written after each rate
             _write(rows, out, force)
-    print(json.dumps([asdict(r) for r in rows], indent=1) if as_json else as_markdown(rows))
+    print(_as_json(rows) if as_json else as_markdown(rows))
     raise typer.Exit(int(any(r.error for r in rows)))
 
 
@@ -173,10 +174,14 @@ def _prepare(folder: Path, rates: list[str], force: bool) -> None:
 
 
 def _write(rows: list[StepRow], folder: Path, force: bool) -> None:
-    texts = {"steps.json": json.dumps([asdict(r) for r in rows], indent=1), "steps.md": AUTHOR + as_markdown(rows)}
+    texts = {"steps.json": _as_json(rows), "steps.md": AUTHOR + as_markdown(rows)}
     with writing(folder, ANOTHER):
         for name, text in (texts | plots(rows)).items():
             files.write(folder / name, text, _kind(name), force)
+
+
+def _as_json(rows: list[StepRow]) -> str:
+    return json.dumps(finite([asdict(r) for r in rows]), indent=1, allow_nan=False)  # a loss that ran away is null
 
 
 def _kind(name: str) -> files.FileKind:

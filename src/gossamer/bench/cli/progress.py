@@ -17,7 +17,7 @@ from gossamer.bench.compare import events
 from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.script_observer import ScriptPlan
-from gossamer.bench.record import Evaluation, Step
+from gossamer.bench.record import Evaluation, Step, finite
 from gossamer.bench.report.formatting import seconds, size
 
 
@@ -225,8 +225,7 @@ def events_as_json(event: RankEvent) -> None:
 
 def json_line(facts: dict[str, Any]) -> None:
     """Print facts as a JSON line; NaN and infinity become null."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in facts.items()}
-    print(json.dumps(plain), flush=True)
+    print(json.dumps(finite(facts), allow_nan=False), flush=True)
 
 
 def quiet(event: RankEvent) -> None:

@@ -17,6 +17,7 @@ from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, given, of_flag
 from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
+from gossamer.bench.record import finite
 from gossamer.core.errors import AttachError
 from gossamer.core.verbs import Present
 from gossamer.costs import Cluster
@@ -130,7 +131,8 @@ def simulate_command(
                 found.append(with_members(each, task, rounds, costs, befalls, least, times))
     finally:  # a recipe that fails, or an interrupt, does not take along what has been trained
         if as_json and found:
-            print(json.dumps([as_dict(run) | {"events": befalls.sentences()} for run in found], indent=1))
+            told = [as_dict(run) | {"events": befalls.sentences()} for run in found]
+            print(json.dumps(finite(told), indent=1, allow_nan=False))
         elif found:
             show(found, task, where, befalls)
 
