@@ -277,3 +277,15 @@ def test_what_was_spoilt_is_in_the_table_and_on_the_page() -> None:
     assert said in write_markdown(told)
     assert said in render(told)
     assert "spoilt" not in render(record([run("ddp", (1, 2.0))]))
+
+
+def test_the_target_beside_a_baseline_that_was_cut_off_is_not_called_its_final_quality() -> None:
+    cut = run("ddp", (80, 5.0), (172, 3.0), status="interrupted")
+    whole = run("ddp", (80, 5.0), (172, 3.0))
+    labels = list[str]()
+    for base in (cut, whole):
+        drawn = charts(study_of(record([base, run("qsgd", (15, 5.0), (31, 3.5))])))
+        chart = next(c for c in drawn if isinstance(c, LineChart))
+        assert chart.target is not None
+        labels.append(chart.target.label)
+    assert labels == ["last that all reached, 3.50", "ddp’s final 3.00"]

@@ -18,7 +18,8 @@ def summary(record: Record) -> None:
     out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{seeds}{severe(study.severity)}")
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
-        told = f"time and steps to the {record.metric} that {record.baseline} ended with, {study.target:.4f}"
+        whose = "all reached last" if study.base and study.base.cut else f"{record.baseline} ended with"
+        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}"
         out.print(told, markup=False, style="dim")
     out.print(_table(study))
     if study.common is not None:

@@ -164,11 +164,13 @@ def _bar(row: RunRow, step: float, alone: float | None) -> Bar:
 
 
 def _judged(chart: LineChart, lines: list[Line], study: Study) -> LineChart:
-    """A chart of quality has marks, and the baseline's final quality to aim at."""
+    """A chart of quality has marks, and the quality that counts to aim at."""
     drawn = _drawn(replace(chart, marks=True), [(i, _plain(points)) for i, points in lines])
     if study.target is None:
         return drawn
-    label = f"{study.record.baseline}’s final {number(study.target)}"
+    is_cut = study.base is not None and study.base.cut and len(study.rows) > 1
+    whose = "last that all reached," if is_cut else f"{study.record.baseline}’s final"
+    label = f"{whose} {number(study.target)}"
     target = Target(study.target, label, study.record.lower_is_better)
     return replace(drawn, target=target, focus=None if drawn.y.log else _focus(study, drawn.series))
 
