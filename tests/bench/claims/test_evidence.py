@@ -2,7 +2,8 @@
 
 import math
 
-from gossamer.bench.claims.evidence import ClaimRun, Evidence, by_steps_and_bytes, mean
+from gossamer.bench.claims.evidence import ClaimFigure, ClaimRun, Evidence, Line, by_steps_and_bytes, mean
+from gossamer.bench.claims.pages import drawn
 
 
 def run(case: str, seed: int, quality: list[float], error: str = "") -> ClaimRun:
@@ -27,3 +28,11 @@ def test_a_run_that_diverged_has_no_last_value() -> None:
     assert math.isnan(last[31])
     assert evidence.first("training", "dense", "quality") == {30: 4.0, 31: 4.0}
     assert math.isnan(mean({}))
+
+
+def test_a_value_that_is_no_number_is_left_out_of_a_figure() -> None:
+    points = [[0.0, 1.0], [1.0, math.nan], [2.0, 3.0]]
+    lines = [Line("diverged", points), Line("never begun", [[0.0, math.nan]]), Line("whole", [[0.0, 2.0], [2.0, 4.0]])]
+    svg = drawn(ClaimFigure("steps", "A loss", "steps", "loss", lines=lines))
+    assert "nan" not in svg
+    assert svg.count("whole") == 1

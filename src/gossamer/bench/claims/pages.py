@@ -1,5 +1,6 @@
 """The pages of docs/claims, made from records alone: one a claim, and the table of all."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -188,7 +189,8 @@ def _contents(records: Sequence[ClaimRecord]) -> str:
 
 def drawn(figure: ClaimFigure) -> str:
     """The figure as SVG, by the report's charts."""
-    series = [Series(i, [(p[0], p[1], 0, None) for p in line.points]) for i, line in enumerate(figure.lines)]
+    kept = [[(p[0], p[1]) for p in line.points if math.isfinite(p[0] + p[1])] for line in figure.lines]
+    series = [Series(i, [(x, y, 0, None) for x, y in points]) for i, points in enumerate(kept)]
     x, y = Axis(figure.x, "number", figure.log_x), Axis(figure.y, "number", figure.log_y)
     chart = LineChart(figure.id, figure.title, "", x, y, series, marks=True)
     styles = [Style(HUES[i % len(HUES)], MARKS[(i + i // len(HUES)) % len(MARKS)], False) for i in range(len(series))]
