@@ -6,7 +6,7 @@ import sys
 
 
 def start_ranks(count: int, port: int) -> int:
-    """As torchrun does, on this machine: this very command on every rank, with `--rank`. Returns the largest exit code."""
+    """As torchrun does, on this machine: this very command on every rank, with `--rank`; the largest exit code."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     ranks = [
         subprocess.Popen([sys.executable, *sys.argv, "--rank"], env=os.environ | place | {"RANK": str(rank)})

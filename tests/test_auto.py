@@ -1,4 +1,4 @@
-"""`benchmarks/auto.py` goes on where it was cut off, and takes no record of a command that was killed for a whole one."""
+"""`benchmarks/auto.py` goes on where it was cut off, and takes no record of a killed command for a whole one."""
 
 from pathlib import Path
 
