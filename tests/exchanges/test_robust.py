@@ -39,6 +39,13 @@ def test_equal_messages_are_returned_exactly(mean: RobustMean, ranks: int) -> No
     assert torch.equal(robust_mean(mean, [x] * ranks, {}), x)
 
 
+@pytest.mark.parametrize(("count", "ranks"), [(1, 1), (1, 2), (2, 3), (2, 4)])
+def test_where_ranks_were_lost_trimming_leaves_the_middle(count: int, ranks: int) -> None:
+    """Fewer ranks than a recipe needs are refused at the start, and may be left of those that it started with."""
+    rows = honest(ranks)
+    assert torch.equal(robust_mean(Trimmed(count), rows, {}), robust_mean(Median(), rows, {}))
+
+
 def test_neutral_means_are_the_plain_one() -> None:
     recipes = "gather(fp32())", "gather(fp32(), mean=trimmed(0))", "gather(fp32(), mean=clipped(1e30))"
     plain, untrimmed, unclipped = (make(recipe, 3) for recipe in recipes)
