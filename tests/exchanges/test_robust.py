@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.laws.blocks import block
+from tests.laws.crew import Crew
 from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, spoiled, train
 from torch import Tensor, nn
 
@@ -30,6 +32,14 @@ def test_a_clipped_liar_moves_the_result_by_its_share_of_tau() -> None:
     others = robust_mean(Clipped(0.5), [*fair, torch.zeros(50)], {})
     assert float((found - others).norm()) <= 0.5 / 5 + 1e-6
     assert torch.equal(state["centre"], found)
+
+
+def test_a_length_to_clip_at_is_without_the_loss_scale() -> None:
+    plain, scaled = (Crew("gather(fp32(), mean=clipped(0.5))", 3) for _ in range(2))
+    for step, scale in enumerate([1.0, 2.0**10, 2.0**5, 2.0**16]):
+        blocks = [block("long", seed=3 * step + rank) for rank in range(3)]
+        expected = plain.step([b.like(b.flat.clone()) for b in blocks])
+        assert torch.equal(scaled.step([b.like(b.flat * scale) for b in blocks], scale=scale) / scale, expected)
 
 
 @pytest.mark.parametrize("mean", [Median(), Trimmed(1), Trimmed(3)])

@@ -108,7 +108,7 @@ class Clipped(RobustMean):
     """Centred clipping: v += mean_i (x_i - v) min(1, tau / |x_i - v|), `times` times, from the last step's v (0 at first).
 
     A rank moves the result by tau / N at most, whatever it sends. With a tau that no length reaches it is
-    the plain mean, to rounding.
+    the plain mean, to rounding. Lengths are those of a bucket, without the loss scale.
 
     Use: where ranks' gradients have a known length, so that a longer one is suspect; it costs no sorting.
 
