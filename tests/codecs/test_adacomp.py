@@ -4,8 +4,11 @@ import pytest
 import torch
 from tests.laws.blocks import block, context, roundtrip, vector
 from tests.laws.crew import Crew
+from torch import Tensor
 
 from gossamer.codecs import AdaComp
+from gossamer.core.bucket import Bucket, State
+from gossamer.core.contracts import Context
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.recipe import Recipe
 
@@ -27,6 +30,22 @@ def test_chunks_know_of_this_step_s_gradient_too() -> None:
     whole = block("several", seed=1).with_older(block("several", seed=2).flat)
     latest = [chunk.latest for chunk in whole.chunks(3)]
     assert torch.equal(torch.cat([x for x in latest if x is not None]), block("several", seed=1).flat)
+
+
+def test_owners_of_chunks_too_know_what_is_new_in_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an owner still owes is older than its mean, which alone counts twice."""
+    crew, news = Crew("scatter(adacomp(16)) + error_feedback()", 2), list[bool]()
+    encode = AdaComp.encode
+
+    def watched(self: AdaComp, block: Bucket, state: State, context: Context) -> Tensor:
+        news.append(block.latest is not None)
+        return encode(self, block, state, context)
+
+    monkeypatch.setattr(AdaComp, "encode", watched)
+    crew.step([block("long", seed=rank) for rank in range(2)])
+    news.clear()
+    crew.step([block("long", seed=2 + rank) for rank in range(2)])
+    assert news == [True] * 4  # on each rank the other's chunk, and the mean of its own
 
 
 @pytest.mark.parametrize("bins", [1, 7, 128, 129, 500, 2**15])

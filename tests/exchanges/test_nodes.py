@@ -49,6 +49,17 @@ def test_what_a_node_loses_each_of_its_ranks_keeps() -> None:
         assert crew.kept[a]["residual"].any()
 
 
+def test_what_was_sent_inside_of_nodes_is_taken_out_once() -> None:
+    """Low rank may take what it sends out of the bucket at once; the memory takes out what both levels have sent."""
+    crew = Crew("nodes(gather(topk(ratio=0.5)), 2, inside=allreduce(powersgd(rank=1))) + error_feedback()", 4)
+    given = told = torch.zeros(gradients(1)[0].numel, dtype=torch.float64)
+    for step in range(3):
+        blocks = gradients(4, step)
+        given = given + mean(blocks)
+        told = told + crew.step([Bucket(b.flat, b.layout, b.flat) for b in blocks]).double()
+    torch.testing.assert_close(told + crew.mean_of("residual"), given, rtol=1e-4, atol=1e-4)
+
+
 def test_nodes_have_dice_of_their_own() -> None:
     """Equal blocks are rounded otherwise on each node, and alike on all ranks of one."""
     same = block("long", seed=1)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from tests.laws.blocks import block
+from tests.laws.crew import Crew
 from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, spoiled, train
 from torch import Tensor, nn
 
@@ -32,11 +34,26 @@ def test_a_clipped_liar_moves_the_result_by_its_share_of_tau() -> None:
     assert torch.equal(state["centre"], found)
 
 
+def test_a_length_to_clip_at_is_without_the_loss_scale() -> None:
+    plain, scaled = (Crew("gather(fp32(), mean=clipped(0.5))", 3) for _ in range(2))
+    for step, scale in enumerate([1.0, 2.0**10, 2.0**5, 2.0**16]):
+        blocks = [block("long", seed=3 * step + rank) for rank in range(3)]
+        expected = plain.step([b.like(b.flat.clone()) for b in blocks])
+        assert torch.equal(scaled.step([b.like(b.flat * scale) for b in blocks], scale=scale) / scale, expected)
+
+
 @pytest.mark.parametrize("mean", [Median(), Trimmed(1), Trimmed(3)])
 @pytest.mark.parametrize("ranks", [7, 8])
 def test_equal_messages_are_returned_exactly(mean: RobustMean, ranks: int) -> None:
     (x,) = honest(1)
     assert torch.equal(robust_mean(mean, [x] * ranks, {}), x)
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(1, 1), (1, 2), (2, 3), (2, 4)])
+def test_where_ranks_were_lost_trimming_leaves_the_middle(count: int, ranks: int) -> None:
+    """Fewer ranks than a recipe needs are refused at the start, and may be left of those that it started with."""
+    rows = honest(ranks)
+    assert torch.equal(robust_mean(Trimmed(count), rows, {}), robust_mean(Median(), rows, {}))
 
 
 def test_neutral_means_are_the_plain_one() -> None:

@@ -14,7 +14,8 @@ _WORD = 2.0**-32
 
 def uniform(n: int, key: Key, device: torch.device) -> Tensor:
     """Uniform numbers in [0, 1) in double precision, from two words each."""
-    high, low = kernels.mix3(torch.arange(2 * n, device=device), key).view(2, n)
+    # Words are whole numbers, and their product with a plain number would have the default precision.
+    high, low = kernels.mix3(torch.arange(2 * n, device=device), key).double().view(2, n)
     return ((high + low * _WORD) * _WORD).clamp_(max=1 - 2.0**-53)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Bucket, Layout, State
 from gossamer.core.constraints import Constraint, excludes
-from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult, Unit
+from gossamer.core.contracts import Codec, CodecExchange, Context, ReduceResult
 from gossamer.core.errors import AttachError
 from gossamer.core.parts import part, require
 from gossamer.core.verbs import Program, all_gather, all_gather_ragged
@@ -106,9 +106,6 @@ class Gather(CodecExchange):
                 f"from a right one; use more ranks, or gather({self.codec})"
             )
 
-    def unit(self, key: str) -> Unit:
-        return "gradient" if key == "centre" else super().unit(key)
-
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         codec, layout = self.codec, block.layout
         wire = codec.encode(block, state, context)
@@ -117,14 +114,16 @@ class Gather(CodecExchange):
         else:
             wires = yield from all_gather(wire)
         mean = block.for_mean()
-        largest = self._combine(wires, layout, mean, state)
+        largest = self._combine(wires, layout, mean, state, context.scale)
 
         def add_sent(into: Tensor, weight: float) -> None:
             codec.accumulate(wire, layout, into, weight)
 
         return ReduceResult(mean, add_sent, largest)
 
-    def _combine(self, wires: Sequence[Tensor], layout: Layout, out: Tensor, state: State) -> Tensor | None:
+    def _combine(
+        self, wires: Sequence[Tensor], layout: Layout, out: Tensor, state: State, scale: float
+    ) -> Tensor | None:
         """Write the mean of all messages to `out`; returns its largest magnitude where that costs nothing."""
         if self.mean is None or self.is_plain:
             key = self.codec, layout.segments, layout.knobs, out.dtype
@@ -132,5 +131,6 @@ class Gather(CodecExchange):
         decoded = [torch.empty_like(out) for _ in wires]
         for wire, room in zip(wires, decoded, strict=True):
             self.codec.overwrite(wire, layout, room)
-        out.copy_(robust_mean(self.mean, decoded, state))
+            room.div_(scale)  # `clipped()` compares lengths, which are those without the loss scale
+        out.copy_(robust_mean(self.mean, decoded, state)).mul_(scale)
         return None

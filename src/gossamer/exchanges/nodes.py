@@ -191,7 +191,8 @@ class Nodes(TwoSteps, Exchange):
     def _inside(self, block: Bucket, state: State, context: Context, node: Node) -> Program[ReduceResult]:
         rng = replace(context.rng, seed=context.rng.seed ^ 0x1D5)  # other random numbers than between nodes
         place = context._replace(rank=node.place, size=len(node.ranks), rng=rng)
-        return (yield from within(_paid(self.inside, INSIDE, block, state, place), node.ranks))
+        whole = replace(block, drains=False)  # the memory takes out what both levels have sent, when that is known
+        return (yield from within(_paid(self.inside, INSIDE, whole, state, place), node.ranks))
 
 
 def _of(groups: tuple[tuple[int, ...], ...], ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

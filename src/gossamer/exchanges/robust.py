@@ -98,7 +98,8 @@ class Trimmed(RobustMean):
         return 2 * self.count + 1
 
     def of(self, rows: Tensor, fine: Tensor, state: State) -> Tensor:
-        return _middle(rows, fine, self.count)
+        most = (fine.sum() - 1) // 2  # of ranks too few, as on a small node, one or two are left
+        return _middle(rows, fine, most.clamp(max=self.count))
 
 
 @final
@@ -107,7 +108,7 @@ class Clipped(RobustMean):
     """Centred clipping: v += mean_i (x_i - v) min(1, tau / |x_i - v|), `times` times, from the last step's v (0 at first).
 
     A rank moves the result by tau / N at most, whatever it sends. With a tau that no length reaches it is
-    the plain mean, to rounding.
+    the plain mean, to rounding. Lengths are those of a bucket, without the loss scale.
 
     Use: where ranks' gradients have a known length, so that a longer one is suspect; it costs no sorting.
 

@@ -143,7 +143,7 @@ class Scatter(TwoSteps, CodecExchange):
         if rate == 0:
             return self.answers.encode(mean, state, again)
         owed = _owed(block, state, context)
-        asked = mean if owed is None else mean.like(torch.add(mean.flat, owed, out=mean.new()))
+        asked = mean if owed is None else mean.with_older(torch.add(mean.flat, owed, out=mean.new()))
         wire = self.answers.encode(asked, state, again)
         books = block.new().zero_()  # of full length, so that it is saved by parameter name
         error = block.like(books).chunks(context.size)[context.rank].flat
