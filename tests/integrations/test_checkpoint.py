@@ -20,6 +20,7 @@ from gossamer.core.errors import CheckpointError
 from gossamer.integrations import Communicator, checkpoint
 
 gang = pytest.mark.gang
+LOOK_AHEAD = "bmuf(2, momentum=0.5, nesterov=True)"  # at a round's end all models are equal, and are not the consensus
 
 
 class Normed(Awkward):
@@ -63,7 +64,14 @@ def saved_and_resumed(rank: int, size: int, recipe: str, path: str) -> tuple[lis
 @gang
 @pytest.mark.parametrize(
     "recipe",
-    ["topk(ratio=0.1)" + SMALL, "slowmo(3)", "sgp(every=3)", "osgp(every=2)" + SMALL, "qsgd + overlap_local_sgd(3)"],
+    [
+        "topk(ratio=0.1)" + SMALL,
+        "slowmo(3)",
+        "sgp(every=3)",
+        "osgp(every=2)" + SMALL,
+        "qsgd + overlap_local_sgd(3)",
+        LOOK_AHEAD,
+    ],
 )
 def test_a_run_goes_on_to_the_bit(gang2: Gang, recipe: str, tmp_path: Path) -> None:
     answers = gang2.run(saved_and_resumed, recipe, str(tmp_path / "step4"))
@@ -87,11 +95,24 @@ def saved_with_consensus(rank: int, size: int, recipe: str, path: str) -> tuple[
 
 
 @gang
-@pytest.mark.parametrize("recipe", ["terngrad", "slowmo(3)", "sgp(every=3)", "osgp" + SMALL, "overlap_local_sgd(3)"])
+@pytest.mark.parametrize(
+    "recipe", ["terngrad", "slowmo(3)", "sgp(every=3)", "osgp" + SMALL, "overlap_local_sgd(3)", LOOK_AHEAD]
+)
 def test_the_model_in_it_is_the_consensus(gang2: Gang, recipe: str, tmp_path: Path) -> None:
     (agreed, found, first), (_, _, second) = gang2.run(saved_with_consensus, recipe, str(tmp_path / "a"))
     assert same(agreed, found)
-    assert same(first, second) == (recipe == "terngrad")
+    assert same(first, second) == (recipe in ("terngrad", LOOK_AHEAD))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("recipe", ["easgd(2)", "eager_diloco(2)", LOOK_AHEAD])
+def test_one_rank_alone_stores_the_consensus_and_goes_on_with_its_own_model(recipe: str, tmp_path: Path) -> None:
+    agreed, found, own = saved_with_consensus(0, 1, recipe, str(tmp_path / "a"))
+    assert same(agreed, found)
+    assert not same(found, own)
+    with attached(recipe) as (model, _, comm):
+        checkpoint.load(comm, tmp_path / "a")
+        assert same(flat(model), own)
 
 
 def saved_only(rank: int, size: int, recipe: str, path: str) -> Tensor:

@@ -78,6 +78,22 @@ def test_the_mean_is_clipped() -> None:
     assert float((parameters(ranks)[0] - before).norm()) == pytest.approx(0.5)
 
 
+def test_the_weight_of_a_rank_that_is_left_out_does_not_shorten_the_step() -> None:
+    def backward(model: nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = torch.full_like(x, 0.1)
+        if rank == 0 and step == 2:
+            x.data.fill_(torch.nan)
+        return 0.0
+
+    ranks = make("gather(fp32()) + slowmo(1, beta=0.0, guard=edit_guard())", 4, Flat, sgd(1.0, 0.0))
+    for r in ranks:
+        r.worker.ranks.weights = (2.5, 0.5, 0.5, 0.5)
+    wanted = parameters(ranks)[0] - 0.2
+    train(ranks, backward, 2)
+    torch.testing.assert_close(parameters(ranks)[0], wanted)
+
+
 def test_if_no_rank_is_left_all_return_to_the_anchor() -> None:
     def backward(model: nn.Module, rank: int, step: int) -> float:
         for p in model.parameters():

@@ -10,6 +10,7 @@ import torch
 from tests.runtime.gym import Flat, bit_equal, make, parameters, sgd, train
 from torch import Tensor, nn
 
+from gossamer.checkpoints import state
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.runtime import Worker
 from gossamer.schedules import Accelerated, InnerOuter, stages
@@ -85,6 +86,24 @@ def test_an_inner_rate_of_one_is_local_sgd_bit_for_bit() -> None:
             run(r, 0.1, 7, problem(3.0, noise=1.0)) for r in (f"inner_outer({every}, inner=1.0)", f"local_sgd({every})")
         ]
         assert all(bit_equal(flat) for flat in zip(*map(parameters, pair), strict=True))
+
+
+def test_the_steps_of_a_round_are_kept_when_the_number_of_ranks_changes_in_its_midst() -> None:
+    def steady(model: nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = torch.full_like(x, 0.1)
+        return 0.0
+
+    recipe = "allreduce + inner_outer(4, inner=0.5)"
+    three, two = (make(recipe, size, Flat, sgd(1.0, 0.0)) for size in (3, 2))
+    train(three, steady, 2)
+    saved = [state.save(r.worker) for r in three]
+    for r in two:
+        r.model.load_state_dict(three[0].model.state_dict())
+        state.load(r.worker, saved)
+    for ranks in (two, three):
+        train(ranks, steady, 2)
+    torch.testing.assert_close(parameters(two)[0], parameters(three)[0])
 
 
 def test_with_one_gradient_a_round_all_are_synchronous_sgd() -> None:

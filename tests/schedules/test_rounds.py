@@ -297,6 +297,16 @@ def test_post_local_is_synchronous_and_then_local() -> None:
 
 
 @pytest.mark.parametrize(
+    "outer", ["hierarchical(1, 2, post_local(4, local_sgd(4)))", "post_local(1, post_local(4, local_sgd(4)))"]
+)
+def test_gradients_that_the_schedule_inside_averages_are_averaged(outer: str) -> None:
+    crews = [make(DENSE + schedule, 4) for schedule in ("every_step()", outer)]
+    for ranks in crews:
+        train(ranks, pull, 4)
+    assert bit_equal([model for ranks in crews for model in parameters(ranks)])
+
+
+@pytest.mark.parametrize(
     "schedule", ["bmuf(4)", "cocod(4)", "post_local(4, local_sgd(2))", "hierarchical(2, 2, easgd(4))"]
 )
 def test_what_becomes_of_batch_norm_must_be_said(schedule: str) -> None:

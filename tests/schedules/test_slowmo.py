@@ -239,6 +239,21 @@ def test_a_rank_without_buffers_yet_does_not_stop_the_others() -> None:
     assert bit_equal(momenta(ranks))
 
 
+def test_a_square_that_overflowed_on_one_rank_reaches_no_other() -> None:
+    """Its gradient was finite, and Adam moves that element no more."""
+    ranks = make(
+        "allreduce + slowmo(2, beta=0.0, buffers='average')", 2, Flat, lambda m: torch.optim.Adam(m.parameters(), lr=0.01)
+    )
+    train(ranks, pull, 1)
+    squares = [r.optimizer.state[r.model.get_parameter("x")]["exp_avg_sq"] for r in ranks]
+    squares[1][0] = float("inf")
+    train(ranks, pull, 1)
+    assert squares[0].isfinite().all()
+    assert not ranks[1].optimizer.state[ranks[1].model.get_parameter("x")]
+    train(ranks, pull, 2)
+    assert bit_equal(parameters(ranks))
+
+
 def test_adams_counters_are_not_averaged() -> None:
     ranks = make(
         "allreduce + slowmo(2, buffers='average')", 2, optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01)

@@ -208,6 +208,18 @@ def test_more_ranks_than_the_one_that_saved_start_from_the_model_that_is_judged(
         assert not same(begun, own)
 
 
+@pytest.mark.parametrize(("nesterov", "wanted"), [(True, True), (False, False)])
+def test_accelerates_public_model_is_without_a_look_ahead(nesterov: bool, wanted: bool) -> None:
+    """At the end of a round all models are equal, and under `nesterov` not what is evaluated."""
+    pytest.importorskip("accelerate")
+    from gossamer.trainers.accelerate import may_differ
+
+    with attached(f"bmuf(2, momentum=0.5, nesterov={nesterov})") as (model, optimizer, comm):
+        while comm.step < 2:
+            small_step(model, optimizer, comm, 0)
+        assert may_differ(comm) == wanted
+
+
 def test_files_of_an_earlier_run_are_removed_before_a_save(tmp_path: Path) -> None:
     there = ["gossamer-rank0-of-2.pt", "gossamer-rank1-of-2.pt", "gossamer-rank2-of-3.pt", "model.pt"]
     for name in there:

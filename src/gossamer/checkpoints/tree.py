@@ -88,7 +88,7 @@ class Saved:
         box_for: Callable[[str, tuple[int, ...]], Box | None],
     ) -> None:
         self._folder, self._shards, self._box_for = folder, shards, box_for
-        self._moved = size != reader.ranks
+        self._moved, self._is_public = size != reader.ranks, reader.ranks == 0
         self._ranks = list(range(size)) if self._moved else [reader.rank]
         self._shard = reader.shard if shards == reader.shards else 0
         if self._by_shard(size - 1, shards - 1, "contents") not in folder:
@@ -104,7 +104,12 @@ class Saved:
         first = self._ranks[0]
         inner = name.removeprefix("model/")
         if self._own(first, name) is None:
-            return self._checked(f"own.equal/{name}" if inner == name else f"model.{inner}", first, name)
+            once = f"own.equal/{name}"
+            # A model that all ranks held and that is not the consensus is stored besides; only who goes on with it wants it.
+            if inner == name or (once in self._folder and not self._is_public):
+                return self._checked(once, first, name)
+            if once not in self._folder:
+                return self._checked(f"model.{inner}", first, name)
         if self._moved and inner != name:
             return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
         if self._moved and name.startswith("optimizer/"):

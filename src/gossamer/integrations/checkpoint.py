@@ -99,9 +99,9 @@ def load(
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
     Attach first. All ranks call it together; if it fails on one rank it fails on all. With another number of ranks, all
-    start from the consensus and the mean of the optimizer states. A model that FSDP2 shards is cut into this run's shards,
-    from any number of shards; what is not kept by element (the factors of `powersgd`) begins anew then, with a warning, or
-    is an error with `strict=True`. From a folder that
+    start from the consensus, or from the model that all ranks held, and the mean of the optimizer states. A model that FSDP2
+    shards is cut into this run's shards, from any number of shards; what is not kept by element (the factors of `powersgd`)
+    begins anew then, with a warning, or is an error with `strict=True`. From a folder that
     `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
     checkpoint is ever run.
 

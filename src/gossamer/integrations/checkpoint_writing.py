@@ -35,14 +35,16 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     tensors = dict[str, Tensor]()
     tensors["frame"] = pack(clear(tree, "", tensors))
     sums = {name: digest(local_part(t)) for name, t in tensors.items()}
-    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": (Path(path) / ".metadata").exists()})
+    taken, holds = (Path(path) / ".metadata").exists(), comm._holds_the_consensus()
+    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": taken, "holds": holds})
     _check_together(everyone, path)
     equal = _equal(tensors, [answer["sums"] for answer in everyone], comm.worker.replica.size)
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
-    model = _consensus(
-        comm, {name.removeprefix("model/"): tensors[name] for name in equal if name.startswith("model/")}
-    )
+    # Equal on all ranks, but not what is evaluated, such as a model with a look-ahead.
+    ahead = set[str]() if all(answer["holds"] for answer in everyone) else equal & _trained(comm)
+    public = {name.removeprefix("model/"): tensors[name] for name in equal - ahead if name.startswith("model/")}
+    model = _consensus(comm, public)
     if comm.worker.rank == 0:
         sums |= {f"consensus/{name}": digest(local_part(t)) for name, t in model.items()}
     by_shard = _by_shard(comm)
@@ -50,12 +52,18 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     for name, t in tensors.items():
         if name not in equal:
             own[_place(comm, t, by_shard) + name] = _stored(t, comm)
-        elif _writes_for_all(comm, t) and not name.startswith("model/"):
+        elif _writes_for_all(comm, t) and (name in ahead or not name.startswith("model/")):
             own[f"equal/{name}"] = _stored(t, comm)
     own[f"{by_shard}contents"] = json.dumps(sums)
-    public = {name: _stored(t, comm) for name, t in model.items() if _writes_for_all(comm, t)}
+    written = {name: _stored(t, comm) for name, t in model.items() if _writes_for_all(comm, t)}
     kept = kept if comm.worker.replica.size == 1 else sharded.entries(kept, comm.worker)
-    return {"comm": kept, "own": own} | ({"model": public} if public else {})
+    return {"comm": kept, "own": own} | ({"model": written} if written else {})
+
+
+def _trained(comm: Communicator) -> set[str]:
+    """The names of all parameters that are trained; one that is tied has several."""
+    ours = {id(param.parameter) for param in comm.worker.params.values()}
+    return {f"model/{name}" for name, p in comm.model.named_parameters(remove_duplicate=False) if id(p) in ours}
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:

@@ -196,6 +196,17 @@ class Communicator(RunFacts):
             or (schedule.shape.works_alone and not schedule.shape.averages_gradients)
         )
 
+    def _holds_the_consensus(self) -> bool:
+        """True if this rank's own model is the consensus, where all ranks hold equal models. Nothing may be in flight.
+
+        It is not where a schedule computes gradients at another point than that which is evaluated, such as a look-ahead.
+        """
+        if not self._may_differ_from_the_consensus:
+            return True
+        if isinstance(self.recipe.schedule, TrainsElsewhere):
+            return False
+        return consensus.is_held(self.worker)
+
     def _swap_in(self, own: dict[str, Tensor]) -> None:
         """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`."""
         if self.fabric.members is None:
@@ -310,7 +321,9 @@ class Communicator(RunFacts):
         if apart := self.apart():
             raise CheckpointError(f"{what} needs all ranks at the same step, and {apart}")
         elsewhere = isinstance(self.recipe.schedule, TrainsElsewhere)  # equal models, but not the one that is judged
-        if self.shows_consensus and (elsewhere or not self.recipe.is_synced(self.step)):
+        if self.shows_consensus and (
+            elsewhere or not self.recipe.is_synced(self.step) or not consensus.is_held(self.worker)
+        ):
             raise CheckpointError(
                 f"{what} inside `with comm.consensus():` would save the consensus as this rank's own model: call it outside; it stores "
                 "the consensus besides"

@@ -58,6 +58,17 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
     yield from buffers.average()
 
 
+def is_held(worker: Worker) -> bool:
+    """True if this rank's model is what it says of the consensus. A model that is not finite is compared as it is."""
+    shares = worker.recipe.schedule.consensus_share(worker.loop)
+    pairs = zip(worker.buckets, shares or [])
+    return all(_are_same(share.value, bucket.read() * share.weight) for bucket, share in pairs)
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:
     left_out = [worker.ranks.present.ranks[i] for i, fine in enumerate(finite) if not fine]
     if len(left_out) == len(finite):

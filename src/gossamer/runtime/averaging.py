@@ -138,7 +138,7 @@ class Averaging:
         landed = {i: mean for flight in flights for i, mean in flight.means.items()}
         means = None if lost or not flights else [landed[i] for i in which]
         means = worker.controller.adopt_for(means)
-        if means is not None:
+        if means is not None and all(flight.over is None for flight in flights):  # else they are no gradients
             loss, words = (yield from worker.controller.mean_loss()), list[str]()
             worker.controller.next = worker.controller.decide(means, loss=loss, times=heard, words=words)
             worker.controller.tell(words)

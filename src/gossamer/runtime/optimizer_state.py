@@ -13,6 +13,7 @@ from gossamer.core.bucket import Layout
 from gossamer.core.hashes import hash_of
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
+from gossamer.kernels.finite import all_finite
 from gossamer.runtime.params import Param, local_part
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class OptimizerState:
         if not (yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers())):
             self.reset()
             return False
-        if tensors:
-            yield from self._average(tensors)
+        if tensors and not (yield from self._average(tensors)):
+            self.reset()
+            return False
         return True
 
     def _besides_buffers(self) -> list[Any]:
@@ -91,7 +93,11 @@ class OptimizerState:
                     found.append((name, key, hash_of(value) if isinstance(value, Tensor) else repr(value)))
         return found
 
-    def _average(self, tensors: Sequence[Tensor]) -> Program[None]:
+    def _average(self, tensors: Sequence[Tensor]) -> Program[bool]:
+        """Average buffers. If a mean is not finite, each rank keeps its own, and those that are not finite begin anew.
+
+        A gradient may be finite and its square not: then Adam moves that element no more, and one rank would spread this to all.
+        """
         size, weight, step = self._worker.size, self._worker.ranks.weight, self._worker.step
         wide = together(t.dtype for t in tensors)
         length = sum(t.numel() for t in tensors) * wide.itemsize
@@ -99,8 +105,12 @@ class OptimizerState:
             [t.reshape(-1).to(wide) for t in tensors], out=self._buffers.of(length, tensors[0].device).view(wide)
         )
         total = yield from join((yield from start(all_reduce(flat if weight == 1 else flat.mul_(weight)), LABEL, step)))
+        if not self._worker.replica.all(all_finite([total])):
+            self.heal()
+            return False
         for tensor, mean in zip(tensors, total.div_(size).split([t.numel() for t in tensors])):
             tensor.copy_(mean.view_as(tensor))
+        return True
 
     def _all_hold(self, what: Sequence[Any]) -> Program[bool]:
         """True if all ranks hold the same, such as buffers of equal shapes; a rank that has skipped every step so far has none."""

@@ -63,12 +63,13 @@ class EDiTGuard(Part):
         own, state, size = loop.ranks.rank, loop.states[0], loop.ranks.size
         weights = self.weights(lengths, state)
         loop.record.finite(None, isfinite(lengths[own]))
-        if not any(weights):
+        counted = [w * k for w, k in zip(weights, loop.ranks.weights or [1.0] * size, strict=True)]
+        if not any(counted):
             loop.record.round_dropped()
             return None
         if not weights[own]:
             moved = [bucket.empty() for bucket in loop.buckets]
-        means = yield from loop.counting(size * weights[own] / sum(weights)).averages.of(moved)
+        means = yield from loop.counting(size * weights[own] / sum(counted)).averages.of(moved)
         return None if means is None else self._clipped(loop, means)
 
     def _clipped(self, loop: Loop, means: Sequence[Tensor]) -> list[Tensor]:

@@ -54,7 +54,7 @@ class InnerOuter(Schedule):
         return Shape(period=self.every, works_alone=self.inner != 1, syncs=True)
 
     def policy(self, key: str) -> Policy:
-        return "equal" if key == "anchor" else "drop"
+        return "equal" if key == "anchor" else "mean"
 
     def step(self, loop: Loop) -> Program[None]:
         if self.inner == 1:  # equal to local SGD, with its rounding

@@ -4,6 +4,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import final
 
+from torch import Tensor
+
 from gossamer.core.constraints import Constraint, excludes
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
@@ -61,7 +63,7 @@ class PostLocal(Wrapping):
         return replace(super().shape, prelude=max(self.steps, self.then.shape.prelude))
 
     def averages(self, step: int) -> bool:
-        return step <= self.steps
+        return step <= self.steps or self.then.averages(step)
 
     def ends_round(self, step: int) -> bool:
         return self.averages(step) or self.then.ends_round(step)
@@ -69,8 +71,14 @@ class PostLocal(Wrapping):
     def is_synced(self, step: int) -> bool:
         return self.averages(step) or self.then.is_synced(step)
 
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        if loop.step > self.steps:
+            yield from self.then.ready(loop, index, flat)
+            return
+        yield from loop.averages.send(index, flat)
+
     def step(self, loop: Loop) -> Program[None]:
-        if not self.averages(loop.step):
+        if loop.step > self.steps:
             yield from self.then.step(loop)
             return
         yield from loop.averages.wait_gradients()

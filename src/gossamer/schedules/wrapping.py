@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 from functools import cached_property
 
+from torch import Tensor
+
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.schedule import Schedule, Shape, Share
+from gossamer.core.verbs import Program
 
 
 class Wrapping(Schedule):
@@ -30,6 +33,9 @@ class Wrapping(Schedule):
     def follows_rate(self) -> bool:
         return self.then.follows_rate
 
+    def averages(self, step: int) -> bool:
+        return self.then.averages(step)
+
     def ends_round(self, step: int) -> bool:
         return self.then.ends_round(step)
 
@@ -44,3 +50,6 @@ class Wrapping(Schedule):
 
     def consensus_share(self, loop: Loop) -> list[Share] | None:
         return self.then.consensus_share(loop)
+
+    def ready(self, loop: Loop, index: int, flat: Tensor) -> Program[None]:
+        yield from self.then.ready(loop, index, flat)

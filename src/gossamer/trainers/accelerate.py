@@ -20,7 +20,6 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, CheckpointError
-from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import checkpoint
 from gossamer.integrations.all_ranks import gathered
 from gossamer.integrations.attach import attach as attach_model
@@ -133,7 +132,7 @@ class AttachedAccelerator:
             return of(model, unwrap)
         if comm.is_sharded and not self._accelerator.is_fsdp2:
             of = self._put_together
-        if not _may_differ(comm):
+        if not may_differ(comm):
             return of(model, unwrap)
         with comm.consensus():
             return {name: value.clone() for name, value in of(model, unwrap).items()}
@@ -236,9 +235,9 @@ class AttachedAccelerator:
             ) from None
 
 
-def _may_differ(comm: Communicator) -> bool:
+def may_differ(comm: Communicator) -> bool:
     """True if the ranks' models may differ now, or are not what is judged."""
-    return not comm.recipe.is_synced(comm.step) or isinstance(comm.recipe.schedule, TrainsElsewhere)
+    return not comm.recipe.is_synced(comm.step) or not comm._holds_the_consensus()
 
 
 def _on_host(value: Any) -> Any:

@@ -17,7 +17,6 @@ from gossamer.checkpoints.folder import read
 from gossamer.checkpoints.state import prepare
 from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack, unpack
 from gossamer.core.errors import CheckpointError
-from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations.all_ranks import gathered, on_all
 from gossamer.integrations.communicator import Communicator
 
@@ -62,7 +61,7 @@ def write(comm: Communicator, folder: str | Path) -> None:
         tree = {"model": _own_model(comm), "optimizer": [o.state_dict() for o in comm.optimizers]}
         tensors = dict[str, Tensor]()
         tensors["frame"] = pack(clear(tree, "", tensors))
-        own_is_public = _is_judged(comm)
+        own_is_public = comm._holds_the_consensus()
         answers = gathered(comm, {"step": comm.step, "sum": _sum_of(tensors), "public": own_is_public})
         differ = len({answer["sum"] for answer in answers}) > 1 or not all(answer["public"] for answer in answers)
         stamp = f"step {comm.step}, {blake2b(repr(answers).encode(), digest_size=8).hexdigest()}"
@@ -110,21 +109,6 @@ def _put_file(folder: Path, comm: Communicator, content: Mapping[str, Any]) -> N
                 other.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise CheckpointError(f"rank {comm.rank} cannot write {path}: {error}") from None
-
-
-def _is_judged(comm: Communicator) -> bool:
-    """True if this rank's own model is the consensus, where all ranks hold equal models: then the trainer's files hold it.
-
-    It is not where a schedule computes gradients at another point than that which is judged, such as a look-ahead.
-    """
-    worker = comm.worker
-    if not comm._may_differ_from_the_consensus:
-        return True
-    if isinstance(comm.recipe.schedule, TrainsElsewhere):
-        return False
-    shares = worker.recipe.schedule.consensus_share(worker.loop)
-    pairs = zip(worker.buckets, shares or [])  # `state_dict` has waited for what was in flight
-    return all(torch.equal(share.value, bucket.read() * share.weight) for bucket, share in pairs)
 
 
 def _own_model(comm: Communicator) -> dict[str, Any]:
