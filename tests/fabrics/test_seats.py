@@ -279,6 +279,16 @@ def test_a_node_takes_its_seat_when_all_its_ranks_are_there(crowd: Crowd) -> Non
         crowd.enter(node(crowd, 3)[0], 0.5).result(20.0)
 
 
+def test_nodes_of_several_ranks_follow_members_of_one_in_the_same_store(crowd: Crowd) -> None:
+    """The seats of the run before have no heartbeats of second ranks, and must not be waited for."""
+    for each in crowd.start(2):
+        each.leave()
+    ranks = [*node(crowd), *node(crowd)]
+    for future in [crowd.enter(each) for each in ranks]:
+        future.result(20.0)
+    assert {each.epoch.ranks for each in ranks} == {(0, 1, 2, 3)}
+
+
 def test_a_node_that_joins_once_more_takes_a_seat_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call of `members()` has its own part of the node's store, or ranks would hear of the seat that they had before."""
     monkeypatch.setattr(nodes.dist, "is_initialized", lambda: True)

@@ -184,8 +184,12 @@ class Seats:
         per_node = self.terms.per_node
         held = {seat: holder.life for seat, holder in self.holders().items() if holder.life}
         keys = {s * per_node + i: f"beat/{life}/{i}" for s, life in held.items() for i in range(per_node)}
-        texts = self._store.read([*keys.values()])
-        return {rank: Beat(held[rank // per_node], text) for rank, text in zip(keys, texts, strict=True)}
+        there = keys
+        if per_node > 1 and keys and not self._store.are_there([*keys.values()]):
+            # These seats are of a run that is over, with fewer ranks on each node. To read a key that is not there waits for it.
+            there = {rank: key for rank, key in keys.items() if self._store.flag_is_up(key)}
+        said = dict(zip(there, self._store.read([*there.values()]), strict=True))
+        return {rank: Beat(held[rank // per_node], said.get(rank, LEFT)) for rank in keys}
 
     def moving(self, awaited: Collection[int]) -> dict[int, int]:
         """Ranks whose heartbeat changes, and their life; of a node all, or none.
