@@ -237,6 +237,20 @@ def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:
     assert first.weights == ()
 
 
+def test_who_has_a_seat_and_no_heartbeat_yet_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes before its first heartbeat may not be there yet; on a node other ranks may not have started."""
+    places = Seats(SharedStore(HashStore(), 0, 2).under("gossamer/members"), Terms(1, 2))
+    places.prepare()
+    takes = threading.Timer(0.1, places.take, (None, dict, 1.0))
+    takes.start()
+    assert places.moving([0]) == {}
+    takes.join()
+    assert [*places.beats()] == [0]
+    monkeypatch.setattr(seats, "LOOK", 60.0)
+    threading.Timer(0.1, places.beat, (1, 0, "0 0")).start()
+    assert places.moving([0]) == {0: 1}
+
+
 # -- nodes -----------------------------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from gossamer.fabrics.liveness.store import SharedStore
 BEAT = 0.1  # seconds between two heartbeats
 LOOK = 1.0  # seconds in which every living rank has written a heartbeat
 FREE, LEFT = "free", "left"
+UNBORN = "0"  # in place of a first heartbeat, from when the seat is taken
 MANY = 2**16  # seats and ranks, at most
 
 
@@ -127,7 +128,7 @@ class Seats:
         """Take the seat `wish`, or the first that is free or whose member is dead; `living` are the ranks of the generation."""
         life, began, heard = self._store.raw.add("lives", 1), time.monotonic(), dict[int, tuple[Beat, float]]()
         for local in range(self.terms.per_node):  # before the seat is taken: who reads the seat finds them
-            self.beat(life, local, "0")
+            self.beat(life, local, UNBORN)
         mine = f"{life} {os.getpid()} {socket.gethostname()}"
         while True:
             held, free = self.holders(), list[int]()
@@ -201,7 +202,7 @@ class Seats:
         while time.monotonic() < until and not (awaited and all(r in moving for r in awaited)):
             time.sleep(BEAT / 2)
             for rank, beat in self.beats().items():
-                if beat != first.get(rank) and not beat.has_left:
+                if beat != first.get(rank) and beat.said not in (LEFT, UNBORN):
                     moving[rank] = beat.life
         return self.whole(moving)
 
