@@ -304,7 +304,7 @@ def test_nodes_of_several_ranks_follow_members_of_one_in_the_same_store(crowd: C
 
 
 def test_a_node_that_joins_once_more_takes_a_seat_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call of `members()` has its own part of the node's store, or ranks would hear of the seat that they had before."""
+    """Each `members()` has its own part of the node's store; else ranks hear of the seat that they had before."""
     monkeypatch.setattr(nodes.dist, "is_initialized", lambda: True)
     for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -65,8 +65,8 @@ class NodeRanks:
         if not poll(lambda: store.are_there(here), until - time.monotonic(), threading.Event()):
             missing = ", ".join(str(local) for local, key in enumerate(here, 1) if not store.flag_is_up(key))
             raise PeerError(
-                f"the first rank of its node waited for local rank(s) {missing}, which have not come: check the ends of their logs; all "
-                "ranks of a node call attach"
+                f"the first rank of its node waited for local rank(s) {missing}, which have not come: check the ends "
+                "of their logs; all ranks of a node call attach"
             )
 
     def _heard(self, key: str, until: float) -> SeatClaim:

@@ -187,7 +187,7 @@ class Seats:
         keys = {s * per_node + i: f"beat/{life}/{i}" for s, life in held.items() for i in range(per_node)}
         there = keys
         if per_node > 1 and keys and not self._store.are_there([*keys.values()]):
-            # These seats are of a run that is over, with fewer ranks on each node. To read a key that is not there waits for it.
+            # These seats are of a run that is over, with fewer ranks on each node; to read a missing key waits for it.
             there = {rank: key for rank, key in keys.items() if self._store.flag_is_up(key)}
         said = dict(zip(there, self._store.read([*there.values()]), strict=True))
         return {rank: Beat(held[rank // per_node], said.get(rank, LEFT)) for rank in keys}

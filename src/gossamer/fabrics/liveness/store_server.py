@@ -1,7 +1,7 @@
 """Hosts the store in a process of its own, so that it outlives every rank; `gossamer.members` starts it if none runs.
 
-The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat, or call of
-`members`. Who has called that since the others have left may load its model and data first, and is not taken for gone.
+The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat, or
+call of `members`. Who has called that since the others have left may load its model and data first.
 """
 
 import socket
