@@ -215,6 +215,15 @@ def test_members_grow_beyond_the_start_and_shrink(recipe: str) -> None:
     assert len(done.losses) == 40
 
 
+@pytest.mark.parametrize("recipe", ["allreduce", "local_sgd(4)"])
+def test_who_leaves_with_the_last_step_has_ended(recipe: str) -> None:
+    told = tuple(Absence(rank, told=True, begin=Begin(step=8)) for rank in range(2))
+    done = run(recipe, size=2, steps=8, absences=told)
+    assert [*done.replicas] == [0, 1]
+    assert len(done.losses) == 8
+    assert done.changes == []
+
+
 def test_training_begins_when_enough_are_there() -> None:
     done = run("allreduce", least=4, arrivals=(LaterStart(3, Begin(seconds=7.0)),))
     assert done.changes == []

@@ -177,8 +177,9 @@ class _Training:
             self.members.at(clock + absence.seconds + self._times.starting, partial(self._come, absence.rank))
 
     def leaves(self, rank: int, worker: Worker, clock: float) -> bool:
-        if rank not in self._leaving or not worker.recipe.schedule.ends_round(worker.step - 1):
-            return False
+        ends_round = worker.recipe.schedule.ends_round(worker.step - 1)
+        if rank not in self._leaving or worker.step > self.steps or not ends_round:
+            return False  # after the last step there is nothing to leave
         absence = self._leaving.pop(rank)
         self.out.replicas.pop(rank)
         self.members.at(clock, partial(self.members.lose, rank, how="left"))

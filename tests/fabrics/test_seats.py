@@ -14,6 +14,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # pyright: ignor
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.fabrics.liveness import members, seats, store_server
+from gossamer.fabrics.liveness import node as nodes
 from gossamer.fabrics.liveness.launch import MemberLaunch
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.liveness.node import NodeRanks
@@ -236,6 +237,20 @@ def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:
     assert first.weights == ()
 
 
+def test_who_has_a_seat_and_no_heartbeat_yet_is_not_counted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes before its first heartbeat may not be there yet; on a node other ranks may not have started."""
+    places = Seats(SharedStore(HashStore(), 0, 2).under("gossamer/members"), Terms(1, 2))
+    places.prepare()
+    takes = threading.Timer(0.1, places.take, (None, dict, 1.0))
+    takes.start()
+    assert places.moving([0]) == {}
+    takes.join()
+    assert [*places.beats()] == [0]
+    monkeypatch.setattr(seats, "LOOK", 60.0)
+    threading.Timer(0.1, places.beat, (1, 0, "0 0")).start()
+    assert places.moving([0]) == {0: 1}
+
+
 # -- nodes -----------------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +276,45 @@ def test_the_ranks_of_a_node_sit_together_and_leave_together(crowd: Crowd) -> No
     for each in (a, b):
         each.regroup(RuntimeError("its connection broke"))
         assert each.epoch.ranks == (0, 1)
+
+
+def test_a_node_takes_its_seat_when_all_its_ranks_are_there(crowd: Crowd) -> None:
+    """Else others would let in ranks that have not started, and wait for what those have not written."""
+    first, second = node(crowd)
+    early = crowd.enter(first)
+    time.sleep(1.0)
+    assert not any(holder.life for holder in first.seats.holders().values())
+    futures = [crowd.enter(each) for each in (second, *node(crowd))]
+    for future in (early, *futures):
+        future.result(20.0)
+    assert first.life == second.life
+    assert first.epoch.ranks == (0, 1, 2, 3)
+    with pytest.raises(PeerError, match=r"waited for local rank\(s\) 1, 2, which have not come"):
+        crowd.enter(node(crowd, 3)[0], 0.5).result(20.0)
+
+
+def test_nodes_of_several_ranks_follow_members_of_one_in_the_same_store(crowd: Crowd) -> None:
+    """The seats of the run before have no heartbeats of second ranks, and must not be waited for."""
+    for each in crowd.start(2):
+        each.leave()
+    ranks = [*node(crowd), *node(crowd)]
+    for future in [crowd.enter(each) for each in ranks]:
+        future.result(20.0)
+    assert {each.epoch.ranks for each in ranks} == {(0, 1, 2, 3)}
+
+
+def test_a_node_that_joins_once_more_takes_a_seat_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each `members()` has its own part of the node's store; else ranks hear of the seat that they had before."""
+    monkeypatch.setattr(nodes.dist, "is_initialized", lambda: True)
+    for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    held = HashStore()
+    monkeypatch.setattr(nodes, "default_store", lambda: held)
+    first, second = NodeRanks.of_torchrun()._store, NodeRanks.of_torchrun()._store
+    assert first is not None
+    assert second is not None
+    first.raise_flag("claim/0", "")
+    assert not second.flag_is_up("claim/0")
 
 
 def test_a_node_of_another_number_of_ranks_is_refused_on_all_its_ranks(crowd: Crowd) -> None:

@@ -12,15 +12,19 @@ def end_with(store: SharedStore, present: int) -> None:
 
 
 class LastStep:
-    """Of one rank. The first rank of those that are present chooses for all."""
+    """Of one rank. The first rank of those that are present chooses for all: a multiple of `every`.
 
-    def __init__(self, comm: Communicator, store: SharedStore, rank: int) -> None:
-        self._comm, self._store, self._rank = comm, store, rank
+    Where nodes hold shards, a rank sees only those with its own shard. One shard alone may choose: ranks of the others
+    pass None as their rank.
+    """
+
+    def __init__(self, comm: Communicator, store: SharedStore, rank: int | None, every: int = 1) -> None:
+        self._comm, self._store, self._rank, self._every = comm, store, rank, every
         self._at: int | None = None
 
     def is_over(self) -> bool:
         if self._at is None and self._rank == self._comm.present[0] and self._are_enough():
-            self._store.raise_flag("until", str(self._comm.step + AHEAD))
+            self._store.raise_flag("until", str((self._comm.step + AHEAD) // self._every * self._every))
         if self._at is None and self._store.flag_is_up("until"):
             self._at = int(self._store.read(["until"])[0])
         return self._at is not None and self._comm.step >= self._at

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.gang import Gang
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.loops import DEADLINE, SEED
 from tests.integrations.sharded import adamw, cut, dense, full, loss_of
 from tests.integrations.test_fsdp import STEPS, over_shards
@@ -42,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 def learn_a_shard(rank: int, size: int, port: int, recipe: str, silence: float, node: str, pipe: Connection) -> None:
-    """A user's loop, up to a step that the test chooses."""
+    """A user's loop, until the test lets it end."""
     torch.set_num_threads(1)
     local = rank % PER_NODE
     store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60), wait_for_workers=False)
@@ -55,17 +56,15 @@ def learn_a_shard(rank: int, size: int, port: int, recipe: str, silence: float, 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
-            until = None
+            end = LastStep(comm, group.store, None if local else comm.rank)
             pipe.send((comm.rank, comm.step))
-            while until is None or comm.step < until:
+            while not end.is_over():
                 x = torch.randn(4, 6, generator=draw)
                 optimizer.zero_grad()
                 (model(x) - x[:, :3]).square().mean().backward()
                 optimizer.step()
                 if comm.step == FAR:
                     group.store.raise_flag(f"far/{comm.rank}", "")
-                if until is None and group.store.flag_is_up("until"):
-                    until = int(group.store.read(["until"])[0])
                 time.sleep(0.005)
             comm.check_sync()
             moments = [float(full(optimizer.state[p]["exp_avg"]).double().sum()) for p in model.parameters()]
@@ -83,8 +82,8 @@ def learners() -> Iterator[Callable[..., Learners]]:
     yield from made_by(loop=learn_a_shard)
 
 
-def ends(fleet: Fleet, at: int) -> list[Outcome]:
-    fleet.members.store.raise_flag("until", str(at))
+def ends(fleet: Fleet) -> list[Outcome]:
+    end_with(fleet.members.store, fleet.all.size // PER_NODE)
     outcomes = [fleet.all.hear(process) for process in range(fleet.all.size)]
     assert all(isinstance(each, Outcome) for each in outcomes), outcomes
     return outcomes
@@ -105,7 +104,7 @@ def test_a_node_of_shards_is_killed_and_comes_back(learners: Callable[..., Learn
     fleet.start(1)
     came = fleet.hear(1)
     assert came >= FAR
-    outcomes = ends(fleet, came + 24)
+    outcomes = ends(fleet)
     for process, one in enumerate(outcomes):
         local = process % PER_NODE
         assert one.present == (local, PER_NODE + local)
@@ -150,8 +149,8 @@ def test_nodes_of_shards_killed_at_random_moments_leave_the_others_at_work(
     learners: Callable[..., Learners], recipe: str
 ) -> None:
     fleet = Fleet(learners, recipe, nodes=3)
-    came = fleet.is_hit(4, random.Random(recipe))
-    outcomes = ends(fleet, came + 100)
+    fleet.is_hit(4, random.Random(recipe))
+    outcomes = ends(fleet)
     assert all(one.model == outcomes[0].model for one in outcomes)
 
 

@@ -297,6 +297,14 @@ def test_a_recipe_that_cannot_go_on_is_refused() -> None:
         gossamer.attach(model, optimizer, "decoupled_diloco(4)", group, weight=-1)
 
 
+def test_members_that_have_held_shards_train_a_whole_model() -> None:
+    group, model = Members(hold(), 0, 1), nn.Linear(2, 1)
+    group.by_shard = True  # as a model that FSDP2 shards has left it
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gossamer.attach(model, optimizer, "decoupled_diloco(4)", group):
+        assert not group.by_shard
+
+
 def test_what_the_environment_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "4", "WORLD_SIZE": "4", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import nn
@@ -48,8 +49,8 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: st
     try:
         comm = gossamer.attach(model, optimizer, recipe, group, deadline=60.0)
         pipe.send(comm.step)
-        until = None
-        while until is None or comm.step < until:
+        end = LastStep(comm, group.store, rank)
+        while not end.is_over():
             optimizer.zero_grad()
             model(torch.randn(4, 8)).square().mean().backward()
             optimizer.step()
@@ -57,8 +58,6 @@ def learn(rank: int, size: int, port: int, recipe: str, silence: float, dies: st
                 group.store.raise_flag(f"far/{rank}", "")
                 if dies:
                     die_in_comparison(int(dies))
-            if until is None and group.store.flag_is_up("until"):
-                until = int(group.store.read(["until"])[0])
             time.sleep(0.005)
         comm.finish()
         pipe.send((comm.present, [p.detach().tolist() for p in model.parameters()]))
@@ -82,7 +81,7 @@ def test_who_dies_where_ranks_compare_is_missed_at_once(learners: Callable[..., 
     wait_for(lambda: members.store.are_there([f"far/{r}" for r in range(4)]))
     crew.processes[1].kill()  # so the others meet, and rank 2 dies in that
     wait_for(lambda: members.latest().ranks == (0, 3), 60.0, lambda: f"{members.latest()}")
-    members.store.raise_flag("until", "200")
+    end_with(members.store, 2)
     outcomes = [crew.hear(rank) for rank in (0, 3)]
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == (0, 3)

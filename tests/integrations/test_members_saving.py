@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.loops import flat
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
@@ -90,16 +91,14 @@ def learn_and_save(rank: int, size: int, port: int, recipe: str, silence: float,
             began, first = comm.step, flat(model).tolist()
             pipe.send(began)
             with comm.leaving_at(seconds=60):
-                until = None
-                while not comm.stopping and (until is None or comm.step < until):
+                end = LastStep(comm, group.store, rank, EVERY)
+                while not comm.stopping and not end.is_over():
                     x = torch.randn(4, 8)
                     optimizer.zero_grad()
                     (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
                     optimizer.step()
                     if comm.stopping or comm.step % EVERY == 0:
                         gossamer.checkpoint.save(comm, f"{folder}/step{comm.step}", {"size": len(comm.present)})
-                    if until is None and group.store.flag_is_up("until"):
-                        until = int(group.store.read(["until"])[0])
                     time.sleep(0.005)
             step = comm.step
             comm.finish()
@@ -121,9 +120,9 @@ class Run(NamedTuple):
     members: Members
     store: TCPStore
 
-    def ends(self, after: int, ranks: list[int]) -> list[Outcome]:
-        """End at a save some time after this step, so that all ranks know of it by then."""
-        self.members.store.raise_flag("until", str((after // EVERY + 8) * EVERY))
+    def ends(self, ranks: list[int]) -> list[Outcome]:
+        """Let these ranks end at a save, some steps after they are those that are present."""
+        end_with(self.members.store, len(ranks))
         outcomes = [self.all.hear(rank) for rank in ranks]
         assert all(isinstance(each, Outcome) for each in outcomes), outcomes
         return outcomes
@@ -169,7 +168,7 @@ def test_those_who_are_left_save_and_any_number_goes_on(
     came = run.all.hear(2)
     assert came >= DEADLY
     wait_for(lambda: (tmp_path / f"step{(came // EVERY + 2) * EVERY}" / ".metadata").is_file())
-    outcomes = run.ends(came + 2 * EVERY, [0, 1, 2])
+    outcomes = run.ends([0, 1, 2])
     last = outcomes[0]
     assert all((one.step, one.model) == (last.step, last.model) for one in outcomes)
     assert (
@@ -179,7 +178,7 @@ def test_those_who_are_left_save_and_any_number_goes_on(
     for size in (2, 4):
         again = start(learners, size, tmp_path, recipe)
         assert {again.all.hear(rank) for rank in range(size)} == {last.step}
-        outcomes = again.ends(last.step, [*range(size)])
+        outcomes = again.ends([*range(size)])
         for one in outcomes:
             assert one.resumed == f"resumed from {tmp_path}/step{last.step}"
             assert one.first == last.model
@@ -194,7 +193,7 @@ def test_where_all_die_in_a_save_it_is_passed_over(learners: Callable[..., Learn
         run.all.processes[rank].join(300.0)
     again = start(learners, 3, tmp_path, RECIPE)
     assert {again.all.hear(rank) for rank in range(3)} == {EVERY}
-    for one in again.ends(EVERY, [0, 1, 2]):
+    for one in again.ends([0, 1, 2]):
         assert one.resumed.endswith(f"/step{EVERY}; passed over, since their saves were cut off: step{DEADLY}")
 
 
@@ -207,7 +206,7 @@ def test_who_leaves_saves_nothing_and_the_others_do(learners: Callable[..., Lear
     gone = run.all.hear(1)
     assert any("it has left the members, and the others have what it owed: they save" in t for t in gone.told)
     wait_for(lambda: (tmp_path / f"step{(gone.step // EVERY + 1) * EVERY}" / ".metadata").is_file())
-    outcomes = run.ends(gone.step + EVERY, [0, 2])
+    outcomes = run.ends([0, 2])
     assert outcomes[0].model == outcomes[1].model
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, made_by
 from tests.marked import wait_for
 from torch import nn
@@ -48,7 +49,7 @@ def members(port: int, node: str, local: int) -> Members:
 
 
 def learn_on_a_node(rank: int, size: int, port: int, recipe: str, silence: float, node: str, pipe: Connection) -> None:
-    """A user's loop, up to a step that the test chooses."""
+    """A user's loop, until the test lets it end."""
     torch.set_num_threads(1)
     torch.manual_seed(os.getpid())
     group = members(port, node, rank % PER_NODE)
@@ -58,17 +59,15 @@ def learn_on_a_node(rank: int, size: int, port: int, recipe: str, silence: float
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             comm = gossamer.attach(model, optimizer, recipe, group, nodes="members", deadline=30.0, buffers="average")
-            began, until = comm.step, None
+            began, end = comm.step, LastStep(comm, group.store, comm.rank)
             pipe.send((comm.rank, comm.step))
-            while until is None or comm.step < until:
+            while not end.is_over():
                 x = torch.randn(4, 8)
                 optimizer.zero_grad()
                 (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
                 optimizer.step()
                 if comm.step == FAR:
                     group.store.raise_flag(f"far/{comm.rank}", "")
-                if until is None and group.store.flag_is_up("until"):
-                    until = int(group.store.read(["until"])[0])
                 time.sleep(0.005)
             comm.check_sync()
             moments = [float(optimizer.state[p]["exp_avg"].double().sum()) for p in model.parameters()]
@@ -134,23 +133,21 @@ class Fleet:
         self.waits_for(sees)
         return said
 
-    def is_hit(self, times: int, draw: random.Random) -> int:
-        """Lose a node of three at a random moment and start it again, so many times; returns the step at which the last one came."""
-        came = 0
+    def is_hit(self, times: int, draw: random.Random) -> None:
+        """Lose a node of three at a random moment and start it again, so many times."""
         for _ in range(times):
             time.sleep(draw.uniform(0.0, 0.3))
             node = draw.randrange(3)
             self.lose(node, draw.randrange(PER_NODE), tuple({0, 1, 2} - {node}))
             self.start(node)
-            came = self.hear(node)
-        return came
+            self.hear(node)
 
     def waits_for(self, nodes: tuple[int, ...]) -> None:
         ranks = tuple(sorted(rank for node in nodes for rank in self.ranks(node)))
         wait_for(lambda: self.members.latest().ranks == ranks, what=lambda: f"{self.members.latest()}")
 
-    def ends(self, at: int) -> list[Outcome]:
-        self.members.store.raise_flag("until", str(at))
+    def ends(self) -> list[Outcome]:
+        end_with(self.members.store, self.all.size)
         outcomes = [self.all.hear(process) for process in range(self.all.size)]
         assert all(isinstance(each, Outcome) for each in outcomes), outcomes
         return outcomes
@@ -175,7 +172,7 @@ def test_a_node_is_killed_and_comes_back_and_all_ranks_end_equal(
     fleet.start(1)
     came = fleet.hear(1)
     assert came >= FAR
-    outcomes = fleet.ends(came + 48)
+    outcomes = fleet.ends()
     for one in outcomes:
         assert one.present == (0, 1, 2, 3)
         assert one.model == outcomes[0].model
@@ -195,8 +192,8 @@ def test_nodes_killed_at_random_moments_leave_the_others_at_work(
     learners: Callable[..., Learners], recipe: str
 ) -> None:
     fleet = Fleet(learners, recipe, nodes=3)
-    came = fleet.is_hit(5, random.Random(recipe))
-    outcomes = fleet.ends(came + 200)
+    fleet.is_hit(5, random.Random(recipe))
+    outcomes = fleet.ends()
     assert all(one.model == outcomes[0].model for one in outcomes)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import gossamer
 from gossamer.core.errors import AttachError, GossamerError
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.integrations.step_state import TRANSITIONS, StepEvent, StepState, after
 
 IDLE, READY, MIXED, STEPPING = StepState.IDLE, StepState.READY, StepState.MIXED, StepState.STEPPING
@@ -115,3 +116,25 @@ def turns(rank: int, size: int, recipe: str) -> list[StepState]:
 def test_a_step_ends_when_all_optimizers_had_their_turn(gang2: Gang) -> None:
     assert gang2.run(turns, "allreduce") == 2 * [[STEPPING, IDLE, STEPPING, IDLE, READY]]
     assert gang2.run(turns, "allreduce + local_sgd(2)")[0][:4] == [STEPPING, IDLE, STEPPING, IDLE]
+
+
+def skips(rank: int, size: int) -> list[tuple[StepState, int]]:
+    """Leave out two steps without a backward pass; in the first the members change."""
+    seen = list[tuple[StepState, int]]()
+    with attached("allreduce + local_sgd(2)") as (_, _, comm):
+        steps = comm.worker.steps
+
+        def lost() -> Program[None]:
+            yield from ()
+            raise MembersChanged("a rank is lost")
+
+        for way in (lost, steps):
+            comm.worker.steps = way  # type: ignore[method-assign]
+            comm.skip()
+            seen.append((comm._steps.state, comm.step))
+        comm.worker.steps = steps  # type: ignore[method-assign]
+    return seen
+
+
+def test_a_step_that_was_dropped_can_be_left_out(gang2: Gang) -> None:
+    assert gang2.run(skips) == 2 * [[(StepState.DROPPED, 0), (IDLE, 1)]]

@@ -123,6 +123,8 @@ def attach(
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
     if model in attached:  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
         raise AttachError("the model is attached already; call detach() on its communicator first")
+    if isinstance(process_group, Members):
+        process_group.by_shard = False  # it may have joined the shards of an earlier model
     group = group_of(holds.group_of(process_group))
     if isinstance(group, Members):
         refuse_members(group, Recipe.of(recipe), nodes, scaler)

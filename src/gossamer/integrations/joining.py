@@ -4,6 +4,8 @@ What differs is where gradients come from: `attach` takes them from autograd (`b
 """
 
 import json
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +19,7 @@ from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.fabrics.torch.nccl import machine
 from gossamer.integrations.broadcast import hyperparameters
 from gossamer.integrations.groups import Where, host_names
-from gossamer.integrations.handshake import agree, compare, differences, fingerprint
+from gossamer.integrations.handshake import LIMIT, agree, compare, differences, fingerprint
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, Together, Worker, params_of
 
@@ -87,9 +89,10 @@ def make_worker(
 
 
 def _post(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
-    """Store the set-up of all ranks, for ranks that come later."""
+    """Store the set-up of all ranks, for ranks that come later: compressed, since a store takes no long texts."""
     if fabric.members is not None and worker.rank == 0:
-        fabric.members.beginning.raise_flag("setup", json.dumps(facts))
+        text = b64encode(zlib.compress(json.dumps(facts).encode())).decode()
+        fabric.members.beginning.raise_flag("setup", text)
 
 
 def _compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: TorchFabric) -> None:
@@ -99,7 +102,11 @@ def _compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: Torch
     if not store.flag_is_up("setup"):
         return  # the rank that stores it was lost at the start
     (text,) = store.read(["setup"])
-    lines = differences([json.loads(text), json.loads(json.dumps(facts))])
+    try:
+        theirs = json.loads(zlib.decompressobj().decompress(b64decode(text), LIMIT))
+    except (ValueError, zlib.error):
+        raise store.malformed("setup", text) from None
+    lines = differences([theirs, json.loads(json.dumps(facts))])
     if lines:
         raise PeerError(
             f"rank {worker.ranks.number} has come to others that train, and its set-up differs (0: the others, 1: this rank):\n  "

@@ -146,6 +146,8 @@ class StepLoop:
 
     def skip(self) -> None:
         """End the step without an optimizer step; memories are as if its gradients had not been averaged."""
+        if self.state is StepState.DROPPED:
+            self.settle_skipped()  # its retry is what is skipped: no backward() has come before it
         if self._has_begun():
             self._finish(descended=False)
 

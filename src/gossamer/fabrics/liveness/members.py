@@ -148,8 +148,9 @@ class Members:
         try:
             claim = self.node.agreed(claim_seat, until)
             self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
-            self._beat(0)
+            # Before the first heartbeat: whoever sees that may count on this rank, and reads its weight.
             self.store.raise_flag(self._key("weight", self.rank, self.life), repr(float(self.weight)))
+            self._beat(0)
             self._over = threading.Event()
             self._heart = threading.Thread(target=self._live, args=(self._over,), name="gossamer-heart", daemon=True)
             may_wait(self._heart, self.store.raw)

@@ -1,5 +1,6 @@
 """A node as a member: the ranks that one torchrun starts on a machine take a seat together, and leave it together."""
 
+import itertools
 import json
 import os
 import threading
@@ -14,6 +15,8 @@ from torch.distributed.rendezvous import rendezvous
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.fabrics.liveness.seats import SeatClaim
 from gossamer.fabrics.liveness.store import SharedStore, default_store, poll
+
+_calls = itertools.count()  # of members() in this process; all ranks of a node call it equally often
 
 
 @final
@@ -32,22 +35,39 @@ class NodeRanks:
             return NodeRanks()
         raw = default_store() if dist.is_initialized() else next(rendezvous("env://"))[0]
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return NodeRanks(local, size, SharedStore(PrefixStore(f"gossamer/node/{attempt}", raw), local, size))
+        part = PrefixStore(f"gossamer/node/{attempt}/{next(_calls)}", raw)
+        return NodeRanks(local, size, SharedStore(part, local, size))
 
     def agreed(self, take: Callable[[], SeatClaim], until: float) -> SeatClaim:
-        """The seat that the node's first rank takes; all ranks of the node call this equally often."""
+        """The seat that the node's first rank takes when all are here; all ranks of the node call this equally often.
+
+        Others count on all ranks of a seat, from when it is taken.
+        """
         if self._store is None:
             return take()
-        key, self._turns = f"claim/{self._turns}", self._turns + 1
+        turn, self._turns = self._turns, self._turns + 1
+        key, here = f"claim/{turn}", [f"here/{turn}/{local}" for local in range(1, self.size)]
         if self.local:
+            self._store.raise_flag(here[self.local - 1], "")
             return self._heard(key, until)
         try:
+            self._wait_for(here, until)
             claim = take()
         except GossamerError as refused:
             self._store.raise_flag(key, json.dumps({"refused": str(refused)}))
             raise
         self._store.raise_flag(key, json.dumps([*claim]))
         return claim
+
+    def _wait_for(self, here: list[str], until: float) -> None:
+        store = self._store
+        assert store is not None
+        if not poll(lambda: store.are_there(here), until - time.monotonic(), threading.Event()):
+            missing = ", ".join(str(local) for local, key in enumerate(here, 1) if not store.flag_is_up(key))
+            raise PeerError(
+                f"the first rank of its node waited for local rank(s) {missing}, which have not come: check the ends "
+                "of their logs; all ranks of a node call attach"
+            )
 
     def _heard(self, key: str, until: float) -> SeatClaim:
         store = self._store

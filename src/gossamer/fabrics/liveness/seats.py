@@ -19,6 +19,7 @@ from gossamer.fabrics.liveness.store import SharedStore
 BEAT = 0.1  # seconds between two heartbeats
 LOOK = 1.0  # seconds in which every living rank has written a heartbeat
 FREE, LEFT = "free", "left"
+UNBORN = "0"  # in place of a first heartbeat, from when the seat is taken
 MANY = 2**16  # seats and ranks, at most
 
 
@@ -127,7 +128,7 @@ class Seats:
         """Take the seat `wish`, or the first that is free or whose member is dead; `living` are the ranks of the generation."""
         life, began, heard = self._store.raw.add("lives", 1), time.monotonic(), dict[int, tuple[Beat, float]]()
         for local in range(self.terms.per_node):  # before the seat is taken: who reads the seat finds them
-            self.beat(life, local, "0")
+            self.beat(life, local, UNBORN)
         mine = f"{life} {os.getpid()} {socket.gethostname()}"
         while True:
             held, free = self.holders(), list[int]()
@@ -184,8 +185,12 @@ class Seats:
         per_node = self.terms.per_node
         held = {seat: holder.life for seat, holder in self.holders().items() if holder.life}
         keys = {s * per_node + i: f"beat/{life}/{i}" for s, life in held.items() for i in range(per_node)}
-        texts = self._store.read([*keys.values()])
-        return {rank: Beat(held[rank // per_node], text) for rank, text in zip(keys, texts, strict=True)}
+        there = keys
+        if per_node > 1 and keys and not self._store.are_there([*keys.values()]):
+            # These seats are of a run that is over, with fewer ranks on each node; to read a missing key waits for it.
+            there = {rank: key for rank, key in keys.items() if self._store.flag_is_up(key)}
+        said = dict(zip(there, self._store.read([*there.values()]), strict=True))
+        return {rank: Beat(held[rank // per_node], said.get(rank, LEFT)) for rank in keys}
 
     def moving(self, awaited: Collection[int]) -> dict[int, int]:
         """Ranks whose heartbeat changes, and their life; of a node all, or none.
@@ -197,7 +202,7 @@ class Seats:
         while time.monotonic() < until and not (awaited and all(r in moving for r in awaited)):
             time.sleep(BEAT / 2)
             for rank, beat in self.beats().items():
-                if beat != first.get(rank) and not beat.has_left:
+                if beat != first.get(rank) and beat.said not in (LEFT, UNBORN):
                     moving[rank] = beat.life
         return self.whole(moving)
 

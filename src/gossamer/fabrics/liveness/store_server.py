@@ -1,6 +1,7 @@
 """Hosts the store in a process of its own, so that it outlives every rank; `gossamer.members` starts it if none runs.
 
-The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat.
+The process ends by itself: `REST` seconds after all ranks have left, or `PATIENCE` seconds after the last heartbeat, or
+call of `members`. Who has called that since the others have left may load its model and data first.
 """
 
 import socket
@@ -20,6 +21,7 @@ from gossamer.fabrics.liveness.store import SharedStore, poll
 
 REST, PATIENCE = 30.0, 600.0
 CONNECT = 300.0  # seconds that a member waits for a store
+ARRIVALS = "arrivals"  # a counter of the calls of `members`
 _started = list[subprocess.Popen[bytes]]()  # kept, so that Python does not warn about them
 
 
@@ -62,9 +64,11 @@ def _connect(launch: MemberLaunch) -> TCPStore:
             "that address, that this machine reaches it, and the log of that member"
         )
     try:
-        return TCPStore(host, port, None, False, timedelta(seconds=300), wait_for_workers=False)
+        store = TCPStore(host, port, None, False, timedelta(seconds=300), wait_for_workers=False)
+        _part_of(store).raw.add(ARRIVALS, 1)
     except RuntimeError as error:
         raise PeerError(f"what answers at {host}:{port} is not a torch.distributed.TCPStore: {error}") from None
+    return store
 
 
 def _answers(host: str, port: int) -> bool:
@@ -78,15 +82,23 @@ def _answers(host: str, port: int) -> bool:
 def hold(port: int) -> None:
     """Host a store until no rank needs it."""
     raw = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=300), wait_for_workers=False)
-    store, beats, since = SharedStore(raw, 0, 1).under("gossamer/members"), dict[int, Beat](), time.monotonic()
+    store, beats, arrivals = _part_of(raw), dict[int, Beat](), 0
+    came = stirred = time.monotonic()
     while True:
         time.sleep(1.0)
-        before, beats = beats, _beats(store)
+        before, beats, now = beats, _beats(store), time.monotonic()
         if beats != before:
-            since = time.monotonic()
-        over = bool(beats) and all(beat.has_left for beat in beats.values())
-        if time.monotonic() - since > (REST if over else PATIENCE):
+            stirred = now
+        if (counted := store.raw.add(ARRIVALS, 0)) != arrivals:
+            arrivals, came = counted, now
+        over = stirred > came and bool(beats) and all(beat.has_left for beat in beats.values())
+        if now - max(came, stirred) > (REST if over else PATIENCE):
             return
+
+
+def _part_of(store: TCPStore) -> SharedStore:
+    """The part that the members of a run use."""
+    return SharedStore(store, 0, 1).under("gossamer/members")
 
 
 def _beats(store: SharedStore) -> dict[int, Beat]:
