@@ -242,7 +242,10 @@ def test_a_rank_without_buffers_yet_does_not_stop_the_others() -> None:
 def test_a_square_that_overflowed_on_one_rank_reaches_no_other() -> None:
     """Its gradient was finite, and Adam moves that element no more."""
     ranks = make(
-        "allreduce + slowmo(2, beta=0.0, buffers='average')", 2, Flat, lambda m: torch.optim.Adam(m.parameters(), lr=0.01)
+        "allreduce + slowmo(2, beta=0.0, buffers='average')",
+        2,
+        Flat,
+        lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     )
     train(ranks, pull, 1)
     squares = [r.optimizer.state[r.model.get_parameter("x")]["exp_avg_sq"] for r in ranks]
