@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import Any, final
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
-from gossamer.controllers.auto_kept import ON_DENSE
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
 from gossamer.controllers.auto_search import FEW, MEASURING, QUICK, UNDISTURBED, AutoOptions, AutoSearch
+from gossamer.controllers.auto_state import ON_DENSE
 from gossamer.controllers.auto_table import ALLOWED
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import State

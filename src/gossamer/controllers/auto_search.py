@@ -24,8 +24,8 @@ from gossamer.controllers.auto_choice import (
     say_measured,
     timing_of,
 )
-from gossamer.controllers.auto_kept import ON_DENSE, Kept, Trials
 from gossamer.controllers.auto_replay import DENSE, head
+from gossamer.controllers.auto_state import ON_DENSE, AutoState, Trials
 from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
 from gossamer.core.contracts import CandidateCost, Facts, RankTimes
@@ -69,7 +69,7 @@ class AutoSearch:
     """
 
     def __init__(self, options: AutoOptions, facts: Facts, state: State, recipe_of: Callable[[int], Any]) -> None:
-        self.options, self.facts, self.kept, self.recipe_of = options, facts, Kept(state), recipe_of
+        self.options, self.facts, self.kept, self.recipe_of = options, facts, AutoState(state), recipe_of
         self.number = self.kept.whole("choice", ON_DENSE)  # in force
 
     def begin(self) -> None:

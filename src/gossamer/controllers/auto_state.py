@@ -10,10 +10,10 @@ from gossamer.core.bucket import State
 ON_DENSE = -1  # the number of dense among candidates
 
 
-class Kept:
+class AutoState:
     """Reads and writes the numbers of a controller's state; a number or a list stands under each key.
 
-    >>> kept = Kept({})
+    >>> kept = AutoState({})
     >>> kept.write("tries", 2)
     >>> kept.whole("tries"), kept.whole("off"), kept.all("found")
     (2, 0, [])
@@ -57,7 +57,7 @@ class Trials:
     A trial that has begun stands in `turns` and not yet in `found`.
     """
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: AutoState) -> None:
         numbers = kept.all("found")
         self.turns = [int(turn) for turn in kept.all("turns")]
         self.found = [WindowMedian(*numbers[i : i + 3]) for i in range(0, len(numbers), 3)]

@@ -1,12 +1,12 @@
 """What `auto` remembers: trials of candidates and of dense, in turn."""
 
 from gossamer.controllers.auto_choice import WindowMedian
-from gossamer.controllers.auto_kept import ON_DENSE, Kept, Trials
+from gossamer.controllers.auto_state import ON_DENSE, AutoState, Trials
 
 
 def trials_of(turns: list[int], ended: int) -> Trials:
     """Trials whose medians are 0, 1, 2 ..., after dense steps of 9."""
-    kept = Kept({})
+    kept = AutoState({})
     kept.write_all("dense", [8.0, 9.0, 10.0, 0.5])
     kept.write_all("turns", turns)
     kept.write_all("found", [float(i) for i in range(ended) for _ in range(3)])
@@ -34,7 +34,7 @@ def test_a_trial_that_has_only_begun_tells_nothing() -> None:
 
 
 def test_what_is_forgotten_counts_from_nothing() -> None:
-    kept = Kept({})
+    kept = AutoState({})
     assert [kept.count("lost"), kept.count("lost", 0), kept.count("lost")] == [1, 1, 2]
     kept.forget("lost", "never")
     assert "lost" not in kept
