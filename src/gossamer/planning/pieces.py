@@ -20,7 +20,7 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Program, Shared,
 from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only
-from gossamer.planning.work import Planned, States, Work, WorkSource, context_of, heavy_tailed, shortened
+from gossamer.planning.work import Planned, Run, States, Work, WorkSource, context_of, heavy_tailed, shortened
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
 from gossamer.runtime.optimizer_state import requests
@@ -84,7 +84,8 @@ class Programs:
             case AverageRequest(which, over):
                 return tuple(p for i in which for p in self._cut(i, self._average(self.buckets[i], over)))
             case MessageRequest(which, message):
-                return tuple(p for i in which for p in self._cut(i, self._message(self.buckets[i], message)))
+                run, family = self._message(message)
+                return tuple(p for i in which for p in self._cut(i, Planned(self.buckets[i].layout, family, run)))
             case StateRequest():
                 verbs = requests([b.layout for b in self.buckets], request.buffers(self.momenta))
                 return tuple(Piece(0.0, self._crossing(verb)) for verb in verbs)
@@ -123,14 +124,16 @@ class Programs:
 
         return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), run)
 
-    def _message(self, bucket: BucketState, message: Message) -> Planned:
+    def _message(self, message: Message) -> tuple[Run, tuple[Any, ...]]:
+        """How a message is sent of a bucket, and what messages are alike in."""
+
         def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
             return message(block, states[0], context)
 
         # Messages alike in what they send of one number are alike for all buckets.
         verbs, _ = self._requests(Planned(SMALL, (), run), SMALL, torch.zeros(1, dtype=torch.float32))
         small = tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
-        return Planned(bucket.layout, ("message", self.recipe.schedule, small), run)
+        return run, ("message", self.recipe.schedule, small)
 
     def _cut(self, bucket: int, program: Planned) -> tuple[Piece, ...]:
         layout = program.layout

@@ -41,6 +41,7 @@ class WorkSource(Protocol):
 
 
 States = tuple[State, State]  # of a memory, and of an exchange; a mixer has the first
+Run = Callable[[Bucket, Context, States, bool], Program[Any]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Planned:
 
     layout: Layout
     family: tuple[Any, ...]  # programs of one family take the same time an element
-    run: Callable[[Bucket, Context, States, bool], Program[Any]]
+    run: Run
 
 
 def context_of(size: int, step: int = LATER) -> Context:
