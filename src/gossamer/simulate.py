@@ -75,11 +75,13 @@ class ClusterCosts:
         """Seconds of the backward pass from the gradients of the bucket before to those of this one. A controller may have put
         other buckets in force than those with which the run began.
         """
-        shares = self.model.shares
-        ready = [max(shares[name] for name in each.names) for each in worker.buckets[: bucket + 1]]
-        earlier = max(ready[:-1], default=0.0)
-        until = 1.0 if bucket == len(worker.buckets) - 1 else max(ready)
-        return (until - earlier) * self.model.backward * self._slowdown(rank, worker.step)
+        shares, buckets = self.model.shares, worker.buckets
+
+        def ready(count: int) -> float:
+            return max((shares[name] for each in buckets[:count] for name in each.names), default=0.0)
+
+        until = 1.0 if bucket == len(buckets) - 1 else ready(bucket + 1)
+        return (until - ready(bucket)) * self.model.backward * self._slowdown(rank, worker.step)
 
     def _slowdown(self, rank: int, step: int) -> float:
         host = self.links.slowdown(rank) if self.model.on_cores else 1.0 / self.links.host_of(rank).speed
