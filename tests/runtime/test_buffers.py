@@ -38,6 +38,7 @@ MAKING = (  # what is on nobody's hot path
     *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
     *("scale='one'", "signsgd"),  # coins for zeros
 )
+MEASURES = 60  # steps after which `auto` has measured, with a copy of a block at a time
 SOURCE = gossamer.__path__[0]
 
 
@@ -101,8 +102,9 @@ def ranks_of(recipe: str) -> int:
 def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """What a whole round makes when some have gone before."""
     period = Recipe.of(recipe).schedule.shape.period
+    measures = MEASURES if Recipe.of(recipe).controller.hears_times else 0
     ranks = replicas(recipe, Model, lambda m: torch.optim.SGD(m.parameters(), lr=0.01), ranks_of(recipe))
-    train(ranks, pull, 3 * period + 2)
+    train(ranks, pull, measures + 3 * period + 2)
     with monkeypatch.context() as patch, Watch(patch) as watch:
         train(ranks, pull, max(period, 2))
     return dict(watch.seen)

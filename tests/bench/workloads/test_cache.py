@@ -46,8 +46,8 @@ def test_any_flipped_bit_or_cut_is_noticed_or_harmless(own_cache: Path) -> None:
 
 
 def test_other_users_of_a_shared_folder_may_read_it(own_cache: Path) -> None:
-    (own_cache / "usual").touch()
     cache.arrays("a", build)
+    (own_cache / "usual").touch()
     assert (own_cache / "a.npz").stat().st_mode == (own_cache / "usual").stat().st_mode
 
 
