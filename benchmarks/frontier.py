@@ -22,8 +22,11 @@ from torch import Tensor, nn
 
 from gossamer.bench.tune.training import Diverged, batches_of, parameters_of
 from gossamer.bench.workloads import Workload, get
+from gossamer.core import files
 from gossamer.recipe import Recipe
 from gossamer.simulate import bytes_per_step, replicas, train
+
+KEPT = files.FileKind("record of a benchmark", ())
 
 RANKS, TUNED_ON, JUDGED_ON = 4, 0, (1, 2)
 LIAR = 3  # where a rank sends wrong gradients
@@ -160,9 +163,7 @@ class Kept:
         if key not in self._known:
             self._known[key] = trained(side, recipe, rate, seed, self._steps, lies)
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_name(f".{self._path.name}.part")  # a full disk leaves what was there
-            part.write_text(json.dumps(self._known, indent=1) + "\n")
-            part.replace(self._path)
+            files.write(self._path, json.dumps(self._known, indent=1) + "\n", KEPT, force=True)  # whole, or not at all
         return self._known[key]
 
     def best(self, side: Side, lies: float) -> tuple[str, float, list[float]]:

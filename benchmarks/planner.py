@@ -3,10 +3,11 @@
 python benchmarks/planner.py [RECIPE ...] [--cells "2:100ms 4:300ms"] [--rates "50mbit 200mbit 1gbit"] [--turns 2]
     [--chunk 12] [--out FILE] [--measured FILE]
 
-A cell is a number of hosts and the seconds of computing, or `real`, where the ranks share the machine's cores: there model and recipes are timed while as many
-other processes train as there are other cores in use, as in the lab. Each recipe is measured in a lab of its own with `ddp` and `compute`
-in turns; what is planned sees the cluster's flags, the model and the processor's work measured here, and no recipe's step. The null model is bytes over rate, plus the step planned
-for an unlimited network, less what may overlap. Bars are those of the issue that asked for the planner; below the lab's own
+A cell is a number of hosts and the seconds of computing, or `real`, where the ranks share the machine's cores: there model and
+recipes are timed while as many other processes train as there are other cores in use, as in the lab. Three recipes at a time are
+measured in a lab with `ddp`, in turns; what is planned sees the cluster's flags, the model and the processor's work measured
+here, and no recipe's step. The null model is bytes over rate, plus the step planned for an unlimited network, less what may
+overlap. Bars are those of the issue that asked for the planner; below the lab's own
 noise they are open.
 
 Beside them: how long the training loop stood still and how long all threads encoded and decoded, as planned and as rank 0's
@@ -136,22 +137,20 @@ def main() -> None:
         train(workload)
     print(f"plans made by code {frozen()}")
     cells, earlier = list[Cell](), earlier_rows(asked.measured) if asked.measured else None
-    work: dict[bool, MeasuredWork] = {
-        True: MeasuredWork(),
-        False: MeasuredWork(),
-    }  # beside others that compute, and alone
+    alone, beside_others = MeasuredWork(), MeasuredWork()
     for text in asked.cells.split():
         hosts, _, compute = text.partition(":")
-        for rate in asked.rates.split():
-            with others_computing(asked.workload, int(min(int(hosts), CORES)) - 1 if compute == REAL else 0):
-                planned = Planned(asked.recipes, cost_of(workload, compute), int(hosts), rate, work[compute == REAL])
+        others, work = (int(min(int(hosts), CORES)) - 1, beside_others) if compute == REAL else (0, alone)
+        with others_computing(asked.workload, others):
+            model = cost_of(workload, compute)
+            plans = [Planned(asked.recipes, model, int(hosts), rate, work) for rate in asked.rates.split()]
+        for planned in plans:
             for first in range(0, len(asked.recipes), 3):
                 some = asked.recipes[first : first + 3]
-                rows = (
-                    steps_of(some, int(hosts), rate, compute, asked)
-                    if earlier is None
-                    else earlier[int(hosts), compute, rate]
-                )
+                if earlier is None:
+                    rows = steps_of(some, planned.hosts, planned.rate, compute, asked)
+                else:
+                    rows = earlier[planned.hosts, compute, planned.rate]
                 cells += told(some, planned, compute, {row.recipe: row for row in rows})
                 if asked.out:
                     asked.out.write_text(json.dumps([vars(cell) for cell in cells], indent=1))

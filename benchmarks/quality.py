@@ -33,8 +33,11 @@ from gossamer.bench.tune.record import Trial, Tuning
 from gossamer.bench.tune.space import SearchOverride
 from gossamer.bench.tune.training import Diverged, batches_of, crew_of, judge, parameters_of, run
 from gossamer.bench.workloads import get
+from gossamer.core import files
 from gossamer.recipe import Recipe
 from gossamer.simulate import bytes_per_step, train
+
+KEPT = files.FileKind("record of a benchmark", ())
 
 DENSE = "ddp"
 RANKS = 4
@@ -141,9 +144,7 @@ def refuse_another(known: Tuning, asked: Tuning) -> None:
 
 def keep(path: Path, text: str) -> None:
     """Write all of it or nothing: a full disk, or an end in the middle, leaves what was there."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+    files.write(path, text, KEPT, force=True)
 
 
 def _finalists(search: Search, name: str, asked: argparse.Namespace, out: Path) -> list[Setting]:

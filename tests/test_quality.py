@@ -1,6 +1,7 @@
 """The rule of `benchmarks/quality.py`: which of two settings stands in the table."""
 
 import math
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,11 +79,10 @@ def test_what_is_kept_survives_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
     keep(tmp_path / "curves.json", "[1]")
     assert [p.name for p in tmp_path.iterdir()] == ["curves.json"]
 
-    def full(path: Path, text: str) -> None:
-        path.open("w").close()
+    def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         keep(tmp_path / "curves.json", "[1, 2]")
     assert (tmp_path / "curves.json").read_text() == "[1]"

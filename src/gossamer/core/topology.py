@@ -71,7 +71,6 @@ class Topology(Part):
             refuse_unsound(self, binding.size)
 
 
-@lru_cache(maxsize=64)  # a plan asks for the same graph under several recipes
 def refuse_unsound(topology: Topology, size: int) -> None:
     """Raise AttachError for a graph that loses mass, has unmatched messages, or is not connected."""
     heard: dict[int, set[int]] = {rank: set() for rank in range(size)}

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,23 +29,29 @@ def writing(path: Path, instead: str = "give another place, or --force") -> Gene
         raise FailedError(f"{error.filename or path} could not be written: {error.strerror or error}") from None
 
 
-def made_folder(folder: Path, option: str = "--out", is_new: bool = False) -> Path:
+def made_folder(folder: Path, option: str = "--out") -> Path:
     try:
-        folder.mkdir(parents=True, exist_ok=not is_new)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        if is_new and isinstance(error, FileExistsError):
-            raise
-        raise FailedError(
-            f"the folder {folder} cannot be made: {error.strerror}; give another one with {option}"
-        ) from None
+        raise _cannot_be_made(folder, error, option) from None
     return folder
+
+
+def _cannot_be_made(folder: Path, error: OSError, option: str) -> FailedError:
+    return FailedError(f"the folder {folder} cannot be made: {error.strerror}; give another one with {option}")
 
 
 def new_folder(folder: Path) -> Path:
     """Make a folder of this name, or of this name and a number: commands that start in one second share none."""
     for name in (folder.name, *(f"{folder.name}-{i}" for i in range(2, 100))):
-        with suppress(FileExistsError):
-            return made_folder(folder.with_name(name), is_new=True)
+        made = folder.with_name(name)
+        try:
+            made.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _cannot_be_made(made, error, "--out") from None
+        return made
     raise FailedError(f"the folder {folder} is taken, and so are those of its name with a number; give one with --out")
 
 
