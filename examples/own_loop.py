@@ -2,6 +2,7 @@
 
 $ torchrun --nproc-per-node 2 examples/own_loop.py
 $ gossamer compare --script examples/own_loop.py ddp qsgd topk --hosts 2 --rate 100mbit -- --steps 60
+$ torchrun --nproc-per-node 8 examples/own_loop.py --device cuda --half --width 1024 --layers 8 --heads 16
 
 All that gossamer needs of it are the two lines that say so.
 """
@@ -9,6 +10,7 @@ All that gossamer needs of it are the two lines that say so.
 import argparse
 import json
 import math
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,8 +28,11 @@ options.add_argument("--accumulate", type=int, default=2)
 options.add_argument("--batch", type=int, default=8)
 options.add_argument("--context", type=int, default=64)
 options.add_argument("--width", type=int, default=128)
+options.add_argument("--layers", type=int, default=2)
+options.add_argument("--heads", type=int, default=4)
 options.add_argument("--rate", type=float, default=2e-3)
 options.add_argument("--judge-every", type=int, default=20)
+options.add_argument("--device", default="cpu", help="cuda: a GPU for each rank")
 options.add_argument("--half", action="store_true", help="autocast to bfloat16")
 options.add_argument("--checkpoint", type=Path)
 asked = options.parse_args()
@@ -41,7 +46,7 @@ class Bucket(nn.Module):
         self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.look(self.before(x)).chunk(3, -1))
+        q, k, v = (part.unflatten(-1, (asked.heads, -1)).transpose(1, 2) for part in self.look(self.before(x)).chunk(3, -1))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.think(self.between(x))
@@ -53,17 +58,18 @@ class Reader(nn.Module):
     def __init__(self, width: int, context: int) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(Bucket(width), Bucket(width), nn.LayerNorm(width))
+        self.blocks = nn.Sequential(*(Bucket(width) for _ in range(asked.layers)), nn.LayerNorm(width))
         self.next = nn.Linear(width, 256, bias=False)
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:
-        x = self.bytes(text) + self.places(torch.arange(text.shape[1]))
+        x = self.bytes(text) + self.places(torch.arange(text.shape[1], device=text.device))
         return F.cross_entropy(self.next(self.blocks(x)).flatten(0, 1), following.flatten())
 
 
 def draw(text: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     starts = torch.randint(len(text) - asked.context - 1, (asked.batch,), generator=rng).tolist()
     rows = torch.stack([text[s : s + asked.context + 1] for s in starts]).long()
+    rows = rows.to(device, non_blocking=True)
     return rows[:, :-1], rows[:, 1:]
 
 
@@ -81,7 +87,11 @@ def judge(model: nn.Module) -> float:
     return sum(losses) / len(losses)
 
 
-dist.init_process_group("gloo")
+device = torch.device(asked.device)
+if device.type == "cuda":
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl")
 rank, size = dist.get_rank(), dist.get_world_size()
 library = b"".join(p.read_bytes() for p in sorted(Path(json.__file__).parents[1].glob("*.py"))[:40])
 text = torch.frombuffer(bytearray(library), dtype=torch.uint8)
@@ -89,7 +99,7 @@ training, held_out = text[: -len(text) // 10], text[-len(text) // 10 :]
 
 torch.manual_seed(1337)
 rng = torch.Generator().manual_seed(1337 + rank)
-plain = Reader(asked.width, asked.context)
+plain = Reader(asked.width, asked.context).to(device)
 model = DistributedDataParallel(plain)
 hook = gossamer.ddp.register(model)  # <- gossamer: the recipe comes from the environment
 decayed = [p for p in model.parameters() if p.dim() >= 2]
@@ -102,7 +112,7 @@ for step in range(asked.steps):
     total = 0.0
     for micro in range(asked.accumulate):
         with nullcontext() if micro == asked.accumulate - 1 else model.no_sync():
-            with torch.autocast("cpu", torch.bfloat16, enabled=asked.half):
+            with torch.autocast(device.type, torch.bfloat16, enabled=asked.half):
                 loss = model(*draw(training, rng)) / asked.accumulate
             loss.backward()
             total += loss.item()

@@ -29,10 +29,10 @@ class StepTimer:
     """Times a stretch of device work, from here to `end`; `seconds` is known once the device has reached the end."""
 
     def __init__(self, device: torch.device, time: float) -> None:
-        self._device, self._began, self._ended = device, _Point(device, time), None
+        self._device, self._began, self._ended = device, Moment(device, time), None
 
     def end(self, time: float) -> None:
-        self._ended = _Point(self._device, time)
+        self._ended = Moment(self._device, time)
 
     @property
     def seconds(self) -> float | None:
@@ -40,8 +40,8 @@ class StepTimer:
         return None if self._ended is None else self._ended.since(self._began)
 
 
-class _Point:
-    """A point in time: a stream event on a device, the host's clock on a CPU."""
+class Moment:
+    """When all work is done that the current stream was given so far. On a CPU it is done already, and `time` is now."""
 
     def __init__(self, device: torch.device, time: float) -> None:
         self._time, self._event = time, None
@@ -49,10 +49,17 @@ class _Point:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
 
-    def since(self, other: "_Point") -> float | None:
+    def since(self, other: "Moment") -> float | None:
+        """Seconds from another moment to this one; None until the device has reached this one. Does not wait."""
         if self._event is None or other._event is None:
             return self._time - other._time
         return other._event.elapsed_time(self._event) / 1000 if self._event.query() else None
+
+    def reached(self) -> "Moment":
+        """Wait until the device has come so far."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self
 
 
 def read_numbers(*tensors: Tensor) -> list[float]:

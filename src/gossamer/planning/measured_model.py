@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor, nn
 from gossamer.core.errors import CostError
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import from_shapes
+from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.runtime.optimizer_state import kept_by
 
 WARM, STEPS = 3, 8
@@ -31,55 +30,38 @@ def measure(
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise CostError(f"{name or 'the model'} has no parameters to train")
-    seen = dict[str, float]()
+    device = next(iter(named.values())).device
+    steps = list[StepMoments]()
 
     def note(name: str) -> Callable[[Tensor], None]:
-        def arrived(parameter: Tensor) -> None:
-            seen[name] = perf_counter()
-
-        return arrived
+        return lambda parameter: steps[-1].note(name)
 
     hooks = [p.register_post_accumulate_grad_hook(note(n)) for n, p in named.items()]
-    times, shares = list[tuple[float, float, float]](), {n: list[float]() for n in named}
     try:
         for step in range(1, WARM + STEPS + 1):
-            seen.clear()
-            forward, backward, updated, began = _step(optimizer, loss, step)
-            if step <= WARM:
-                continue
-            times.append((forward, backward, updated))
-            for n in named:
-                shares[n].append((seen.get(n, began + backward) - began) / backward)
+            steps.append(StepMoments(device, now(device)))
+            _step(steps[-1], optimizer, loss, step)
     finally:
         for hook in hooks:
             hook.remove()
-    forward, backward, updated = (median(column) for column in zip(*times))
-    found = {n: min(max(median(said), 0.0), 1.0) for n, said in shares.items()}
     return ModelCost(
         shapes={n: tuple(p.shape) for n, p in named.items()},
-        forward=forward,
-        backward=backward,
-        optimizer=updated,
-        shares=found,
+        **medians(steps[WARM:], named),
         momenta=kept_by(optimizer),
         dtype=dtype_of(named.values()),
         name=name,
-        source="measured on this machine, one rank alone",
+        source=f"measured {measured_on(device)}, one rank alone",
     )
 
 
-def _step(
-    optimizer: torch.optim.Optimizer, loss: Callable[[int], Tensor], step: int
-) -> tuple[float, float, float, float]:
-    """Seconds of forward, backward and optimizer, and the moment at which backward began."""
-    start = perf_counter()
+def _step(moments: StepMoments, optimizer: torch.optim.Optimizer, loss: Callable[[int], Tensor], step: int) -> None:
     optimizer.zero_grad(set_to_none=True)
     value = loss(step)
-    began = perf_counter()
+    moments.begin_backward()
     value.backward()
-    ended = perf_counter()
+    moments.end_backward()
     optimizer.step()
-    return began - start, ended - began, perf_counter() - ended, began
+    moments.finish()
 
 
 def with_step(model: ModelCost, step: float) -> ModelCost:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -120,10 +120,20 @@ class MeasuredWork:
 
     name: str = "measured on this machine"
     seconds: float = 0.0  # that measuring took
-    clock: Callable[[], float] = thread_time  # of the thread; of a GPU one that waits until it is done
+    clock: Callable[[], float] = thread_time
     device: str = "cpu"
     _known: dict[Any, list[Work]] = field(default_factory=dict[Any, list[Work]])
     _families: dict[Any, list[tuple[int, list[Work]]]] = field(default_factory=dict[Any, list[tuple[int, list[Work]]]])
+
+    @classmethod
+    def on_gpu(cls) -> "MeasuredWork":
+        """On this machine's GPU. Each time ends when the GPU is done, so it holds the launches too."""
+
+        def done() -> float:
+            torch.cuda.synchronize()
+            return perf_counter()
+
+        return cls("measured on this machine's GPU", clock=done, device="cuda")
 
     def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
         began = thread_time()

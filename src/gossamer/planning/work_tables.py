@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from gossamer.core.errors import CostError
 from gossamer.core.verbs import Verb
 from gossamer.costs import Cluster, from_flags
@@ -104,9 +106,11 @@ def at_ranks(table: WorkTable, size: int) -> list[float]:
 
 
 def work_of(cluster: Cluster) -> WorkSource:
-    """Where the processor time of programs comes from: the file, or measured here, but for GPUs, which are not here."""
+    """Where the time of programs comes from: the file, or measured here; without a GPU here, that of GPUs is counted."""
+    if not cluster.work and cluster.has_gpus:
+        return MeasuredWork.on_gpu() if torch.cuda.is_available() else MemoryPasses(cluster.memory_rate)
     if not cluster.work:
-        return MemoryPasses(cluster.memory_rate) if cluster.has_gpus else MeasuredWork()
+        return MeasuredWork()
     if cluster.has_gpus and any(table.device == "cpu" for table in cluster.work.values()):
         raise CostError(
             "the cluster has GPUs, and the [work] tables of its file were measured on processors: measure on its GPUs with 'gossamer "

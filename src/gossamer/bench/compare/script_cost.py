@@ -13,8 +13,6 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import VARIABLE, ObserverSlot, RunObserver
 from gossamer.planning.measured_model import dtype_of
 from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.recipe import Recipe
 from gossamer.runtime.optimizer_state import kept_by
 
@@ -46,9 +45,9 @@ class CostObserver(RunObserver):
         self.attached = 0
         self.params = dict[str, Tensor]()
         self.optimizer: Any = None
-        self.steps = list[dict[str, Any]]()
-        self._began = self._ended = self._stepping = self._last = 0.0
-        self._seen = dict[str, float]()
+        self.device = torch.device("cpu")
+        self.steps = list[StepMoments]()
+        self._now: StepMoments | None = None  # the step under way
 
     def take(self, given: "Recipe | str | None", ordered: str) -> None:
         self.attached += 1
@@ -57,7 +56,9 @@ class CostObserver(RunObserver):
         self.params = {name: param.parameter for name, param in meter.worker.params.items()}
         for name, parameter in self.params.items():
             parameter.register_post_accumulate_grad_hook(self._arrived(name))
-        self._last = perf_counter()
+        if self.params:
+            self.device = next(iter(self.params.values())).device
+            self._now = StepMoments(self.device, now(self.device))
 
     def stepped(self) -> None:
         pass
@@ -67,26 +68,20 @@ class CostObserver(RunObserver):
 
     def _arrived(self, name: str) -> Any:
         def note(parameter: Tensor) -> None:
-            self._seen[name] = perf_counter()
+            if self._now is not None:
+                self._now.note(name)
 
         return note
 
     def before_step(self, optimizer: Any, *of: Any) -> None:
-        self.optimizer, self._stepping = optimizer, perf_counter()
+        self.optimizer = optimizer
 
     def after_step(self, *of: Any) -> None:
-        now = perf_counter()
-        if not self.params or not self._ended:
+        if self._now is None or not self._now.has_backward:
             return
-        self.steps.append(
-            {
-                "forward": max(self._began - self._last, 0.0),
-                "backward": self._ended - self._began,
-                "optimizer": now - self._stepping,
-                "shares": {n: (t - self._began) / (self._ended - self._began) for n, t in self._seen.items()},
-            }
-        )
-        self._last = now
+        self._now.finish()
+        self.steps.append(self._now)
+        self._now = StepMoments(self.device, self._now.end)
         if len(self.steps) == WARM + STEPS:
             raise Enough
 
@@ -96,10 +91,11 @@ class CostObserver(RunObserver):
         backward = torch.autograd.backward
 
         def timed(*of: Any, **more: Any) -> Any:
-            self._seen.clear()
-            self._began = perf_counter()
+            if self._now is None:
+                return backward(*of, **more)
+            self._now.begin_backward()
             out = backward(*of, **more)
-            self._ended = perf_counter()
+            self._now.end_backward()
             return out
 
         torch.autograd.backward = timed
@@ -110,16 +106,14 @@ class CostObserver(RunObserver):
 
     def result(self) -> dict[str, Any]:
         """Medians over the steps after the first ones."""
-        late = self.steps[WARM:]
-        shares = {n: [step["shares"].get(n, 1.0) for step in late] for n in self.params}
         return {
             "attached": self.attached,
             "steps": len(self.steps),
             "shapes": {n: list(p.shape) for n, p in self.params.items()},
             "dtype": dtype_of(self.params.values()),
             "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
-            "shares": {n: min(max(median(said), 0.0), 1.0) if said else 1.0 for n, said in shares.items()},
-            **{k: median([s[k] for s in late]) if late else 0.0 for k in ("forward", "backward", "optimizer")},
+            **(medians(self.steps[WARM:], self.params) if len(self.steps) > WARM else {}),
+            "device": self.device.type,
         }
 
 
@@ -148,7 +142,7 @@ def measure_script(script: Path, arguments: list[str]) -> ModelCost:
         momenta=found["momenta"],
         dtype=found["dtype"],
         name=script.name,
-        source=f"measured in {script.name}, one rank alone on this machine",
+        source=f"measured in {script.name}, one rank alone {measured_on(torch.device(found['device']))}",
     )
 
 
