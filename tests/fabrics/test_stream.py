@@ -15,6 +15,8 @@ from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 
+NAP = 0.2  # seconds
+
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
@@ -23,6 +25,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 def where() -> Program[Any]:
     return (yield Compute(lambda: (threading.current_thread().name, torch.cuda.current_stream(GPU).device), "look"))
+
+
+def naps() -> Program[Any]:
+    return (yield Compute(lambda: time.sleep(NAP), "nap"))
 
 
 def test_a_cpu_model_trains_in_a_process_that_has_touched_cuda(cuda: Cuda) -> None:
@@ -97,12 +103,22 @@ def test_a_request_takes_as_long_as_it_does_on_the_gpu(cuda: Cuda, monkeypatch: 
     fabric.close()
 
 
+def test_a_loop_that_waits_for_the_network_stands_still(cuda: Cuda) -> None:
+    """From when its stream has nothing left to do, not from when the host has seen the program's end: that gave 0 s."""
+    fabric = TorchFabric(device=GPU)
+    with fabric.standstill.counted():
+        fabric.join(fabric.start(naps()))
+    with fabric.standstill.counted():
+        assert fabric.ledger.exposed_seconds == pytest.approx(NAP, rel=0.5)
+    fabric.close()
+
+
 def test_a_loop_stands_still_only_while_its_gpu_has_nothing_to_do(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the event at which its stream could have gone on and that at which it can; the host may wait for backward too."""
     gaps = iter([3000.0, -500.0])
     fabric = TorchFabric(device=GPU)
-    for _ in range(2):
-        with fabric.standstill.counted():
+    with fabric.standstill.counted():
+        for _ in range(2):
             fabric.join(fabric.start(where()))
     fabric.join(fabric.start(where()))  # nobody counts this
     monkeypatch.setattr(Event, "happens", False)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
 from gossamer.bench.compare.events import RankEvent, SubjectBegun, line_of
-from gossamer.bench.compare.gpu import recipes, samples
-from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec
+from gossamer.bench.compare.gpu import compile_ahead, recipes, samples
+from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Sizes
 from gossamer.bench.compare.gpu.examine import KILLED, Examination
 from gossamer.bench.compare.gpu.findings import Finding, failures
 from gossamer.bench.compare.gpu.launch import Reply
 from gossamer.bench.compare.gpu.results import results_of
+from gossamer.bench.compare.parent_death import PARENT
 from gossamer.recipes import presets
 
 
@@ -165,3 +167,35 @@ def test_ranks_and_ways_that_do_not_agree_are_told_apart() -> None:
     assert (strayed.outcome, "differs between them over NCCL" in strayed.says) == ("failed", True)
     apart = recipes.compared("allreduce", {"cpu": fine, "nccl": {0: of([1.0, 2.1]), 1: of([3.0, 2.0])}})
     assert apart.says == "over NCCL they are 2, 2.05, and over gloo, on the CPU 2, 2"
+
+
+def test_kernels_are_compiled_side_by_side_before_they_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in one process; the check itself, which is one process, finds them in the cache."""
+    tried, started = list[str](), list[CheckSpec]()
+
+    class Started:
+        def __init__(self, command: Sequence[str], env: dict[str, str], **_: Any) -> None:
+            assert env[PARENT] == str(os.getpid())
+            started.append(CheckSpec.of_json(command[-1]))
+
+        def wait(self, seconds: float = 0.0) -> None:
+            pass
+
+        kill = wait
+
+    def failing(name: str, *of: Any) -> None:
+        tried.append(name)
+        if name == "absmax":
+            raise RuntimeError("it does not compile")
+
+    monkeypatch.setattr(compile_ahead.subprocess, "Popen", Started)
+    monkeypatch.setattr(compile_ahead.kernels, "called", failing)
+    spec = CheckSpec("kernels", tuple(samples.names()), (0,), sizes=replace(Sizes(), lengths=(5, 321)))
+    compile_ahead.compile_ahead(spec, 1)
+    assert not started, "one core is better left to the check itself"
+    compile_ahead.compile_ahead(spec, 3)
+    assert sorted(s for share in started for s in share.subjects) == sorted(spec.subjects)
+    assert [len(share.subjects) for share in started] == [12, 12, 11]
+    for share in started:
+        compile_ahead.main(share.to_json())
+    assert {*tried} == {*spec.subjects}

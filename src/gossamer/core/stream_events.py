@@ -57,7 +57,7 @@ class Moment:
 
     def reached(self) -> "Moment":
         """Wait until the device has come so far."""
-        if self._event is not None:
+        if self._event is not None and not self._event.query():
             self._event.synchronize()
         return self
 

@@ -53,7 +53,7 @@ class TimedSteps:
     def _with_schedule_work(self, steps: Sequence[Step]) -> Sequence[Step]:
         """The steps with what the schedule computes besides its requests: measured here, or counted as passes over memory."""
         programs = self._programs
-        if not isinstance(programs.work, MeasuredWork):
+        if not isinstance(programs.work, MeasuredWork) or programs.work.device != "cpu":  # a rehearsal is on the CPU
             return [self._with_passes(step) for step in steps]
         numels = [bucket.layout.numel for bucket in programs.buckets]
         part = min(TIMED / sum(numels), 1.0)

@@ -1,6 +1,7 @@
 """Times a worker's steps for a controller that decides by times, and lets all ranks exchange what they measured.
 
-It measures with requests for the clock, so that a simulation's times are virtual and exact.
+It measures with requests for the clock, so that a simulation's times are virtual and exact; on a GPU, which works behind the
+host, by events on its streams.
 """
 
 import platform
@@ -21,7 +22,7 @@ from gossamer.core.contracts import CandidateCost, Context, Exchange, Memory, Ra
 from gossamer.core.contracts.times import NAN
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
-from gossamer.core.stream_events import read_numbers
+from gossamer.core.stream_events import Moment, read_numbers
 from gossamer.core.verbs import AllGather, Compute, Handle, Program, Verb, all_reduce, join, now, start
 from gossamer.costs.crossing import traffic
 from gossamer.kernels.finite import peak
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 KEPT = 64  # steps whose times are kept
 LABEL = "times"
 Way = tuple[Exchange, Memory]  # that a parameter's gradient goes through
+Span = tuple[Moment | None, Moment]
 
 
 class StepWait(NamedTuple):
@@ -46,17 +48,30 @@ class StepWait(NamedTuple):
     waited: float
 
 
+class WaitMoments(NamedTuple):
+    """When the last wait ended, and when that of this step began and ended, some `steps` later."""
+
+    last: Moment | None
+    began: Moment | None
+    ended: Moment
+    steps: int
+
+    def measured(self) -> StepWait:
+        return StepWait(_seconds(self.last, self.ended) / self.steps, _seconds(self.began, self.ended) / self.steps)
+
+
 class StepTimes:
     """One rank's times since the ranks last exchanged them. Without a controller that hears times it asks for nothing."""
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._began = NAN  # when the last step's wait ended
-        self._wait_began = NAN
+        self._began: Moment | None = None  # when the last step's wait ended
+        self._wait_began: Moment | None = None
         self._last = worker.step - 1  # the step in which the last wait ended
-        self._rows = deque[StepWait](maxlen=KEPT)
+        self._rows = deque[WaitMoments](maxlen=KEPT)
         self._losses = deque[Tensor | float | None](maxlen=KEPT)
-        self._ready, self._sending = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+        # By block: from the end of the last step's wait to its start, and from its start to its end.
+        self._ready, self._sending = defaultdict[int, list[Span]](list), defaultdict[int, list[Span]](list)
         self._costs = dict[int, CandidateCost]()
         self._latency = NAN
         self._copy: Tensor | None = None  # of the largest block's gradient, for candidates to be run on
@@ -79,15 +94,17 @@ class StepTimes:
             self._copy = self._worker.buckets[index].layout.buffers.like(flat).copy_(flat)
         if not due.times_blocks:
             return program
-        self._ready[index].append((yield from now()) - self._began)
+        self._ready[index].append((self._began, (yield from self._now())))
         return self._timed(index, program)
 
     def _timed(self, index: int, program: Program[Carried]) -> Program[Carried]:
-        began = yield from now()
+        began = yield from self._now()
         mean, largest = yield from program
-        read_numbers(largest)  # a device has computed the mean then
-        self._sending[index].append((yield from now()) - began)
+        self._sending[index].append((began, (yield from self._now())))
         return mean, largest
+
+    def _now(self) -> Program[Moment]:
+        return Moment(self._worker.device, (yield from now()))
 
     def wait_begins(self) -> Program[None]:
         """Note the time at which the loop begins to wait; candidates run behind the averages that it waits for."""
@@ -99,18 +116,18 @@ class StepTimes:
         if self._copy is not None:
             copy, self._copy = self._copy, None
             self._running = yield from start(self._run(self.due, copy), LABEL, self._worker.step)
-        self._wait_began = yield from now()
+        self._wait_began = yield from self._now()
 
     def wait_ends(self) -> Program[Sequence[RankTimes]]:
         """Note the step's times; returns those of all ranks, at the steps at which they exchange them."""
         if not self._worker.recipe.controller.hears_times:
             return ()
-        ended, step = (yield from now()), self._worker.step
+        ended, step = (yield from self._now()), self._worker.step
         steps, self._last = max(step - self._last, 1), step
-        self._rows.append(StepWait((ended - self._began) / steps, (ended - self._wait_began) / steps))
+        self._rows.append(WaitMoments(self._began, self._wait_began, ended, steps))
         due = self.due
         times = (yield from self._exchange(due)) if due.rows else ()
-        self._began = yield from now()
+        self._began = yield from self._now()
         return times
 
     def step_ends(self, loss: Tensor | float | None) -> None:
@@ -130,7 +147,7 @@ class StepTimes:
         took = list[float]()
         for _ in range(3):  # in the first one ranks wait for each other
             began = yield from now()
-            yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))
+            read_numbers((yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))))
             took.append((yield from now()) - began)
         self._latency = min(took)
         dense, _ = self._driven(self._worker.recipe, index, copy, context)
@@ -183,7 +200,8 @@ class StepTimes:
         return [RankTimes.of(rank, due.rows, len(due.candidates)) for shard in told for rank in shard]
 
     def _own(self, due: TimesDue) -> RankTimes:
-        rows = [StepWait(NAN, NAN)] * (due.rows - len(self._rows)) + [*self._rows][-due.rows :]
+        known = [moments.measured() for moments in [*self._rows][-due.rows :]]
+        rows = [StepWait(NAN, NAN)] * (due.rows - len(known)) + known
         device = self._worker.device
         told = [torch.as_tensor(x, dtype=torch.float64, device=device) for x in self._losses if x is not None]
         read = iter(read_numbers(*told))
@@ -224,6 +242,12 @@ def _finite_or_inf(loss: float) -> float:
     return loss if isfinite(loss) else inf
 
 
-def _median(values: Sequence[float]) -> float:
-    known = [value for value in values if value == value]
+def _seconds(since: Moment | None, until: Moment) -> float:
+    """Waits until the device has come so far."""
+    took = None if since is None else until.reached().since(since)
+    return NAN if took is None else took
+
+
+def _median(spans: Sequence[Span]) -> float:
+    known = [value for span in spans if (value := _seconds(*span)) == value]
     return median(known) if known else NAN

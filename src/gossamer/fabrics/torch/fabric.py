@@ -211,6 +211,8 @@ class TorchFabric:
         """Wait for a started program and return its result; its exceptions are raised here."""
         if not isinstance(handle, Task):
             raise TypeError(f"join() takes a handle that start() of this fabric returned, got {handle!r}")
+        if handle.order is not None:
+            handle.order.await_it()
         handle.lane.wait(handle)
         if handle.error is not None and self.reunion is not None:
             self.reunion.after(handle)

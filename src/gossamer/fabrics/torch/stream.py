@@ -14,8 +14,8 @@ from torch import Tensor
 from gossamer.core.verbs import Program
 from gossamer.fabrics.torch.timers import timed_event
 
-_PAUSES = (0.001, 0.005)  # seconds between two queries of an event: at first, and after `_SHORT` seconds
-_SHORT = 0.05
+_PAUSES = (0.0002, 0.005)  # seconds between two queries of an event, at least and at most
+_LATE = 0.02  # the share of a wait by which the host may notice its end too late
 
 
 def settle_on(device: torch.device) -> torch.cuda.Stream | None:
@@ -41,6 +41,7 @@ class StreamOrder:
         self._begin = torch.cuda.current_stream(device).record_event()
         self._given = list(_given(program))
         self._end: Any = None
+        self._awaited: Any = None  # when the joiner's stream has nothing left to do but to wait
 
     @staticmethod
     def of(program: Program[Any], device: torch.device) -> "StreamOrder | None":
@@ -53,6 +54,10 @@ class StreamOrder:
             yield
             self._end = timed_event(self._device)
 
+    def await_it(self) -> None:
+        """The joiner begins to wait: what its stream was given so far runs on meanwhile."""
+        self._awaited = timed_event(self._device)
+
     def arrives(self, seconds: float) -> bool:
         """True if the kernels of the ended program are done within `seconds`; True at once if it failed.
 
@@ -63,13 +68,13 @@ class StreamOrder:
             waited = time.monotonic() - began
             if waited >= seconds:
                 return False
-            time.sleep(_PAUSES[waited > _SHORT])
+            time.sleep(min(max(_LATE * waited, _PAUSES[0]), _PAUSES[1]))
         return True
 
     def land(self, result: Any) -> tuple[Any, Any]:
         """Make the joiner's stream wait for the program; returns the events at which it began to wait, and can go on."""
         current = torch.cuda.current_stream(self._device)
-        ready = timed_event(self._device)
+        ready = self._awaited or timed_event(self._device)
         if self._end is not None:
             current.wait_event(self._end)
             for tensor in _tensors(result):

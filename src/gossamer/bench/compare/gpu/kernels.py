@@ -19,10 +19,9 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     if subject not in samples.CALLS:
         return Finding(spec.title, subject, "failed", "samples.CALLS has no arguments for it, so it was not tried")
     for n in spec.sizes.lengths:
-        for args in samples.CALLS[subject](n):
-            for shift in (0, 1):
-                if wrong := difference(subject, args, placement.device, shift):
-                    return Finding(spec.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}")
+        for args, shift in samples.calls(subject, n):
+            if wrong := difference(subject, args, placement.device, shift):
+                return Finding(spec.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}")
     numbers = speed(subject, spec.sizes.elements, placement.device)
     says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
     return Finding(spec.title, subject, "passed", says, numbers)
@@ -30,14 +29,14 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
 
 def difference(name: str, args: tuple[Any, ...], device: torch.device, shift: int) -> str:
     """Compare what a kernel returns and writes on the device with the CPU; empty if all bits are equal."""
-    ours, theirs = (_called(name, args, place, shift) for place in (torch.device("cpu"), device))
+    ours, theirs = (called(name, args, place, shift) for place in (torch.device("cpu"), device))
     if len(ours) != len(theirs):
         return f"it returns {len(theirs)} tensors, and {len(ours)} on the CPU"
     return next((w for a, b in zip(ours, theirs) if (w := _differ(a, b, name in samples.NEAR))), "")
 
 
-def _called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) -> list[Tensor]:
-    """All tensors that come out: the results, and the arguments as they are afterwards."""
+def called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) -> list[Tensor]:
+    """Call a kernel; all tensors that come out: the results, and the arguments as they are afterwards."""
     given = [_moved(a, place, shift) for a in args]
     out = getattr(kernels, name)(*given)
     return [t.cpu() for t in (*_tensors(out), *_tensors(given))]

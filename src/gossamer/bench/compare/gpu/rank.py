@@ -14,6 +14,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from gossamer.bench.compare.events import OnEvent, RankEvent, SubjectBegun, tell
 from gossamer.bench.compare.gpu import devices, kernels, peers, recipes, streams
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
+from gossamer.bench.compare.gpu.compile_ahead import compile_ahead, cores_of
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.core.errors import GossamerError
 from gossamer.core.text import cut
@@ -113,6 +114,8 @@ def main(text: str) -> None:
         keep_apart(placement.rank)
     if spec.path:
         meet(spec, placement)
+    if spec.check == "kernels" and placement.device.type == "cuda":
+        compile_ahead(spec, cores_of(spec))
     if take_part(spec, placement, tell) and spec.path:
         dist.barrier()
         dist.destroy_process_group()

@@ -341,3 +341,10 @@ CALLS: dict[str, Calls] = {
     "topk_each": _topk_each,
     "within": _within,
 }
+
+
+def calls(name: str, n: int) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """The arguments of a kernel, and by how many elements they are off alignment."""
+    for args in CALLS[name](n):
+        for shift in (0, 1):
+            yield args, shift

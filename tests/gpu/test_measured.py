@@ -1,0 +1,67 @@
+"""What a step and a recipe's work cost on a GPU, on the pretended device: told by its events, since calls return early."""
+
+from typing import Any
+
+import pytest
+from tests.gpu.nursery import Nursery
+
+pytestmark = pytest.mark.gang
+
+SLEEP = 0.02  # seconds that the device is late
+
+
+def measures_a_step(rank: int, size: int) -> dict[str, Any]:
+    """The events of this device are as late as the host's clock would be early."""
+    import torch
+    from tests.gpu import clocks
+    from torch import nn
+
+    from gossamer.planning.measured_model import measure
+
+    device = torch.device("cuda", 1)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).to(device)
+    recorded = list[clocks.Event]()
+    elapsed = clocks.Event.elapsed_time
+
+    def late(begin: clocks.Event, end: clocks.Event) -> float:
+        recorded.append(end)
+        return elapsed(begin, end) + 1e3 * SLEEP
+
+    clocks.Event.elapsed_time = late  # type: ignore[method-assign]
+    x = torch.ones(4, 8, device=device)
+    cost = measure(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda step: model(x).sum())
+    return {"cost": cost, "events": len(recorded)}
+
+
+def test_a_step_is_measured_by_the_gpus_own_clock(nursery: Nursery) -> None:
+    (seen,) = nursery.run(1, measures_a_step)
+    cost = seen["cost"]
+    assert seen["events"] > 0
+    assert min(cost.forward, cost.backward, cost.optimizer) >= SLEEP
+    assert "on this machine's GPU" in cost.source
+    assert cost.shares["0.weight"] >= cost.shares["2.weight"] > 0
+
+
+def measures_work(rank: int, size: int) -> dict[str, Any]:
+    import torch
+    from tests.gpu.diary import diary
+
+    from gossamer.costs import from_flags
+    from gossamer.planning.work_tables import measure_tables, work_of
+
+    work = work_of(from_flags(nodes=2, gpus=1, rate=1e9))
+    launched = sum(diary.launches.values())
+    (table,) = measure_tables(["qsgd"], work, "gpu").values()  # type: ignore[arg-type]
+    return {
+        "name": work.name,
+        "launches": sum(diary.launches.values()) - launched,
+        "seconds": sum(table.seconds[0]),
+        "here": torch.cuda.is_available(),
+    }
+
+
+def test_work_is_measured_on_a_gpu_that_is_here(nursery: Nursery) -> None:
+    (seen,) = nursery.run(1, measures_work)
+    assert seen["name"] == "measured on this machine's GPU"
+    assert seen["launches"] > 0
+    assert seen["seconds"] > 0
