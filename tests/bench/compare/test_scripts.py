@@ -106,6 +106,14 @@ def test_a_script_that_tells_nothing_is_compared_by_what_it_calls_backward_on(ga
     assert not told.note
 
 
+def test_what_a_controller_decides_is_in_the_record_in_its_own_words(gang2: Gang) -> None:
+    record, code = compare(gang2, "plain.py", [], "allreduce + switch_exchange(4, scatter(qsgd()))")
+    assert (code, record.runs[0].error) == (0, "")
+    ((step, text),) = record.runs[0].decisions
+    assert step == 5
+    assert "scatter(qsgd" in text
+
+
 def test_a_script_that_never_stops_ends_after_the_steps_asked_for(gang2: Gang) -> None:
     short, code = compare(gang2, "plain.py", ["never stops"], "allreduce", steps=8)
     whole, _ = compare(gang2, "plain.py", [], "allreduce")

@@ -65,6 +65,9 @@ class ScriptEvents:
                 self._stepped(rank, what)
             case Evaluation():
                 self._evaluated(what)
+            case events.RecipeChange() if not rank:  # all ranks decide alike
+                self.run.decisions.append((what.step, what.text))
+                self._shown(what)
             case events.ScriptEnded():
                 self._ended(rank, what)
             case events.ScriptRefused():

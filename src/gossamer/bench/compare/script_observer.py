@@ -78,6 +78,7 @@ class ScriptObserver(RunObserver):
         self.has_logged = False
         self.totals = dict[str, int | None]()  # byte counts after the last step, if the number of steps is limited
         self.last = 0  # the last reported step
+        self.decided = 0  # decisions of a controller that were reported
         self.alive = monotonic() + max(0.0, START - plan.deadline)
 
     # ---- called by attach and register
@@ -108,6 +109,7 @@ class ScriptObserver(RunObserver):
 
     def stepped(self) -> None:
         self.alive = monotonic()
+        self._tell_decisions()
         losses, self.backward_losses = self.backward_losses, []
         if self.losses:
             self._row()
@@ -115,6 +117,14 @@ class ScriptObserver(RunObserver):
             self._row(events.UnloggedStep, sum(float(loss) for loss in losses))
         if self._step == self.plan.steps:  # bytes sent later, such as the next gradients, do not belong to these steps
             self.totals = self._links()
+
+    def _tell_decisions(self) -> None:
+        """Report what the recipe's controller has decided since the last step, in its own words."""
+        assert self.meter is not None
+        decisions = self.meter.ledger.decisions
+        for made in decisions[self.decided :]:
+            tell(RankEvent(events.RecipeChange(made.step, made.decision)))
+        self.decided = len(decisions)
 
     def told(self, name: str, value: float) -> None:
         self.alive = monotonic()
