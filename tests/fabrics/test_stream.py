@@ -14,6 +14,7 @@ from gossamer.core import verbs
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.fabrics.torch.timers import EventRequestTimer
 
 NAP = 0.2  # seconds
 
@@ -129,3 +130,13 @@ def test_a_loop_stands_still_only_while_its_gpu_has_nothing_to_do(cuda: Cuda, mo
     with fabric.standstill.counted():
         assert fabric.ledger.exposed_seconds == 3.0
     fabric.close()
+    fabric.close()
+
+
+def test_requests_of_a_program_that_nobody_joins_are_timed_as_they_end(cuda: Cuda) -> None:
+    """A rank that answers others as long as they train kept two events for each request, and its seconds were 0."""
+    amended = list[int]()
+    timer = EventRequestTimer(GPU, lambda place, seconds: amended.append(place))
+    for place in range(100):
+        timer.end(timer.begin(), lambda seconds, place=place: place)
+    assert amended == [*range(99)]

@@ -45,6 +45,7 @@ class EventRequestTimer:
         return timed_event(self._device)
 
     def end(self, began: Any, note: Note) -> None:
+        self.settle()  # a program that answers others for as long as they train is not joined before its end
         with self._lock:
             self._spans.append((began, self.begin(), note(0.0)))
 
