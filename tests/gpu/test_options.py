@@ -108,3 +108,20 @@ def test_graphs_and_compiled_autograd_are_refused(nursery: Nursery) -> None:
     for graph, engine in nursery.run(2, captured):
         assert "CUDA graph" in graph
         assert "compiled_autograd" in engine
+
+
+def written(rank: int, size: int) -> list[str]:
+    """Where the tensors of a checkpoint lie that DCP's writer is given; the loop has set no device."""
+    from gossamer.checkpoints.chunks import Chunk, everything, planner
+
+    torch.cuda.set_device(0)
+    x = torch.ones(4, device="cuda:3")
+    made = planner()
+    made.set_up_planner({"own": {"whole": x, "part": Chunk(x, everything((4,))), "step": 3}}, is_coordinator=True)
+    data = [made.resolve_data(item) for item in made.create_local_plan().items]
+    return [str(each.device) for each in data if isinstance(each, torch.Tensor)]
+
+
+def test_a_checkpoint_is_copied_to_the_host_before_it_is_written(nursery: Nursery) -> None:
+    """DCP's writer wrote what was still on its way, and the checkpoint could not be loaded: it waits for the current device."""
+    assert nursery.run(1, written) == [["cpu", "cpu"]]
