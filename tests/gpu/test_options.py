@@ -125,3 +125,22 @@ def written(rank: int, size: int) -> list[str]:
 def test_a_checkpoint_is_copied_to_the_host_before_it_is_written(nursery: Nursery) -> None:
     """DCP's writer wrote what was still on its way, and the checkpoint could not be loaded: it waits for the current device."""
     assert nursery.run(1, written) == [["cpu", "cpu"]]
+
+
+def with_another_default(rank: int, size: int) -> list[float]:
+    """A loss scale, and numbers that are on the GPU already, where new tensors are not made on the host."""
+    from gossamer.core.stream_events import copied_to
+    from gossamer.integrations.grad_scaler import KnownScale
+
+    ones = torch.ones(2, device="cuda:1")
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
+    scaler.scale(ones)  # which makes its scale
+    known = KnownScale(scaler)
+    with torch.device("meta"):
+        known._send()
+        return [known.now(), float(copied_to(ones, ones.device).sum())]
+
+
+def test_a_default_device_is_none_of_ours(nursery: Nursery) -> None:
+    """Under torch.set_default_device("cuda") the copies on the host were made on the GPU, and could not be pinned."""
+    assert nursery.run(1, with_another_default) == [[64.0, 2.0]]

@@ -75,8 +75,9 @@ def read_numbers(*tensors: Tensor) -> list[float]:
 
 
 def copied_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to a device without waiting."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    """Copy a host tensor to a device without waiting. Under torch.set_default_device() it may be there already."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def record_stream_use(tensors: Iterable[Tensor]) -> None:
