@@ -199,3 +199,28 @@ def test_kernels_are_compiled_side_by_side_before_they_are_checked(monkeypatch: 
     for share in started:
         compile_ahead.main(share.to_json())
     assert {*tried} == {*spec.subjects}
+
+
+def timed(rank: int, size: int) -> list[str]:
+    """What a kernel's speed is measured by, in turn."""
+    import torch
+
+    from gossamer.bench.compare.gpu import kernels
+
+    done, seconds = list[str](), kernels.seconds
+
+    def noted(do: Any, device: torch.device) -> float:
+        done.append("timed")
+        return seconds(do, device)
+
+    kernels.keeps_busy, kernels.seconds = lambda sizes, device: lambda: done.append("busy"), noted
+    kernels.speed("absmax", SMALL, torch.device("cuda", 1))
+    return done
+
+
+@pytest.mark.gang
+def test_a_kernel_is_timed_on_a_device_that_is_busy_before(nursery: Nursery) -> None:
+    """Else the host's launches are in its time: on an H200 `ternary` encoded 579 GB/s and not 1350."""
+    (done,) = nursery.run(1, timed)
+    assert done == ["busy", "timed"] * (len(done) // 2)
+    assert done
