@@ -108,3 +108,27 @@ def test_a_round_stays_open_by_what_a_step_takes_on_the_gpu(nursery: Nursery) ->
     for paces in nursery.run(2, answers):
         assert paces
         assert min(paces) >= LATE / 4
+
+
+def measures_a_kernel(rank: int, size: int) -> set[str]:
+    """The devices on whose streams events were recorded; another device is the current one."""
+    import torch
+    from tests.gpu import clocks
+
+    from gossamer.bench import kernels
+
+    devices, record = set[str](), clocks.Event.record
+
+    def noted(event: clocks.Event, stream: clocks.Stream | None = None) -> None:
+        devices.add(str((stream or clocks.current_stream()).device))
+        record(event, stream)
+
+    clocks.Event.record = noted  # type: ignore[method-assign]
+    kernels._SIDE = 4
+    torch.cuda.set_device(0)
+    kernels.measure(elements=2000, rounds=1, only=("absmax",), device="cuda:3")
+    return devices
+
+
+def test_a_kernel_is_measured_by_the_clock_of_its_own_gpu(nursery: Nursery) -> None:
+    assert nursery.run(1, measures_a_kernel) == [{"cuda:3"}]
