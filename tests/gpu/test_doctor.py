@@ -1,6 +1,7 @@
 """gossamer doctor --gpu, from end to end on the pretended device: what is right passes, and what is wrong is reported."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
+from gossamer.bench.compare import script_launch
 from gossamer.bench.compare.events import RankEvent, SubjectBegun, line_of
-from gossamer.bench.compare.gpu import compile_ahead, recipes, samples
+from gossamer.bench.compare.gpu import compile_ahead, launch, recipes, samples
 from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Sizes
 from gossamer.bench.compare.gpu.examine import KILLED, Examination
 from gossamer.bench.compare.gpu.findings import Finding, failures
@@ -224,3 +226,14 @@ def test_a_kernel_is_timed_on_a_device_that_is_busy_before(nursery: Nursery) -> 
     (done,) = nursery.run(1, timed)
     assert done == ["busy", "timed"] * (len(done) // 2)
     assert done
+
+
+def test_ranks_beside_those_of_a_launcher_end_when_one_is_lost_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would end the others minutes later: who starts ranks says that it is not to."""
+    name = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+    command = [sys.executable, "-c", f"import os; print(os.environ['{name}'])"]
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(launch, "_command", lambda spec: command)
+    ranks: Any = launch.JoinedRanks
+    assert ranks(None, 0, 1)._part(ORDER).lines == ["0"]
+    assert script_launch._beside(command, 1, lambda line: None) == (0, ["0"])
