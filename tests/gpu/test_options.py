@@ -144,3 +144,30 @@ def with_another_default(rank: int, size: int) -> list[float]:
 def test_a_default_device_is_none_of_ours(nursery: Nursery) -> None:
     """Under torch.set_default_device("cuda") the copies on the host were made on the GPU, and could not be pinned."""
     assert nursery.run(1, with_another_default) == [[64.0, 2.0]]
+
+
+def with_its_rate_on_the_gpu(rank: int, size: int) -> Counter[str]:
+    """Where a host waited for its device in some steps; the learning rate is a tensor there, as capturable optimizers have it."""
+    from tests.gpu import users
+    from tests.gpu.diary import ELSEWHERE, diary
+
+    recipe = "allreduce + bucket(0.01)"
+    users.begin(Plan(recipe))
+    device = torch.device("cuda", rank + 1)
+    torch.cuda.set_device(device)
+    model = net(Plan(recipe)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01, device=device), foreach=False)
+    with gossamer.attach(model, optimizer, recipe, deadline=20.0) as comm:
+        assert len(comm.worker.buckets) > 1
+        for step in range(2 + STEPS):
+            if step == 2:
+                diary.syncs.clear()
+            optimizer.zero_grad()
+            model(torch.randn(4, 32).pin_memory().to(device, non_blocking=True)).square().mean().backward()
+            optimizer.step()
+        return Counter({k: v for k, v in diary.syncs.items() if ELSEWHERE not in k})
+
+
+def test_a_rate_on_the_gpu_is_not_asked_for_at_each_bucket(nursery: Nursery) -> None:
+    for seen in nursery.run(2, with_its_rate_on_the_gpu):
+        assert sum(seen.values()) == STEPS, seen
