@@ -237,3 +237,39 @@ def test_ranks_beside_those_of_a_launcher_end_when_one_is_lost_over_nccl(monkeyp
     ranks: Any = launch.JoinedRanks
     assert ranks(None, 0, 1)._part(ORDER).lines == ["0"]
     assert script_launch._beside(command, 1, lambda line: None) == (0, ["0"])
+
+
+def one_is_late(rank: int, size: int) -> tuple[str, float]:
+    """What is found of backup workers whose last rank misses all steps between its first and its last ones."""
+    import time
+
+    import torch
+    from tests.gpu import users
+    from tests.gpu.loops import Plan
+
+    from gossamer.bench.compare.gpu import recipes
+    from gossamer.bench.compare.gpu.check_spec import Placement
+
+    users.begin(Plan("backup", ranks=3))
+    real, turns = recipes.step, list[int]()
+
+    def late(*given: Any) -> Any:
+        turns.append(1)
+        if rank == size - 1 and len(turns) == 2:
+            time.sleep(3.0)
+        return real(*given)
+
+    recipes.step = late
+    placement = Placement(rank, size, torch.device("cuda", rank + 1))
+    torch.cuda.set_device(placement.device)
+    sizes = replace(SMALL, steps=12, deadline=20.0)
+    finding = recipes.check(CheckSpec("recipes", ("backup",), (0, 1, 2), "nccl", sizes=sizes), placement, "backup")
+    return finding.says, finding.numbers["waits"]
+
+
+@pytest.mark.gang
+def test_waits_of_a_rank_that_catches_up_are_those_of_a_step(nursery: Nursery) -> None:
+    """They were divided by its turns, in each of which it may take many steps, and its first steps were counted too."""
+    for says, waits in nursery.run(3, one_is_late):
+        assert says.startswith("the host waits")
+        assert waits <= recipes.MOST_WAITS
