@@ -63,6 +63,13 @@ def test_shared_normals_are_equal_on_all_ranks_and_standard() -> None:
     assert abs(float(a.var()) - 1) < 5 * (2 / 20_000) ** 0.5
 
 
+def test_a_default_device_changes_no_draw() -> None:
+    """Under torch.set_default_device("cuda") torch took no generator of the CPU, and nothing with `powersgd` started."""
+    with torch.device("meta"):
+        drawn = CounterRng(1, 2, 0).shared_normal("q", 40)
+    assert torch.equal(drawn, CounterRng(1, 2, 0).shared_normal("q", 40))
+
+
 def test_no_draw_touches_the_global_generator() -> None:
     before = torch.get_rng_state()
     CounterRng(1, 2, 3).shared_normal("q", 100)

@@ -139,3 +139,28 @@ def test_lengths_that_only_the_gpu_knows_are_refused(nursery: Nursery, recipe: s
 )
 def test_what_can_be_trained_is_not_refused(nursery: Nursery, make: Any, backends: str, buffers: Any) -> None:
     assert nursery.run(2, refused, make, backends, buffers) == [("", "no error")] * 2
+
+
+def synced(rank: int, size: int, make: Callable[[int], nn.Module], buffers: Any) -> str:
+    from tests.gpu import users
+
+    users.begin(Plan("local_sgd(2)"))
+    model = make(rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gossamer.attach(model, optimizer, "local_sgd(2)", deadline=20.0, buffers=buffers) as comm:
+        comm.check_sync()
+        for p in model.parameters():
+            if not p.requires_grad:
+                p.fill_(torch.nan)
+        try:
+            comm.check_sync()
+        except gossamer.PeerError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("make", "buffers"), [(frozen_on_the_cpu, None), (buffers_on_the_cpu, "local")])
+def test_what_is_kept_elsewhere_is_looked_at_too(nursery: Nursery, make: Any, buffers: Any) -> None:
+    """Numbers of two devices were put into one tensor: RuntimeError."""
+    for said in nursery.run(2, synced, make, buffers):
+        assert said == "" if buffers else "the model of rank(s) [0, 1] is not finite (here: 0.weight, 0.bias)" in said

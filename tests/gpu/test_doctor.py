@@ -1,6 +1,7 @@
 """gossamer doctor --gpu, from end to end on the pretended device: what is right passes, and what is wrong is reported."""
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,8 +10,9 @@ import pytest
 from tests.gpu.nursery import Nursery
 from tests.gpu.patients import SMALL, Harm, Patients
 
+from gossamer.bench.compare import script_launch
 from gossamer.bench.compare.events import RankEvent, SubjectBegun, line_of
-from gossamer.bench.compare.gpu import compile_ahead, recipes, samples
+from gossamer.bench.compare.gpu import compile_ahead, launch, recipes, samples
 from gossamer.bench.compare.gpu.check_spec import WAYS, CheckSpec, Sizes
 from gossamer.bench.compare.gpu.examine import KILLED, Examination
 from gossamer.bench.compare.gpu.findings import Finding, failures
@@ -199,3 +201,75 @@ def test_kernels_are_compiled_side_by_side_before_they_are_checked(monkeypatch: 
     for share in started:
         compile_ahead.main(share.to_json())
     assert {*tried} == {*spec.subjects}
+
+
+def timed(rank: int, size: int) -> list[str]:
+    """What a kernel's speed is measured by, in turn."""
+    import torch
+
+    from gossamer.bench.compare.gpu import kernels
+
+    done, seconds = list[str](), kernels.seconds
+
+    def noted(do: Any, device: torch.device) -> float:
+        done.append("timed")
+        return seconds(do, device)
+
+    kernels.keeps_busy, kernels.seconds = lambda sizes, device: lambda: done.append("busy"), noted
+    kernels.speed("absmax", SMALL, torch.device("cuda", 1))
+    return done
+
+
+@pytest.mark.gang
+def test_a_kernel_is_timed_on_a_device_that_is_busy_before(nursery: Nursery) -> None:
+    """Else the host's launches are in its time: on an H200 `ternary` encoded 579 GB/s and not 1350."""
+    (done,) = nursery.run(1, timed)
+    assert done == ["busy", "timed"] * (len(done) // 2)
+    assert done
+
+
+def test_ranks_beside_those_of_a_launcher_end_when_one_is_lost_over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would end the others minutes later: who starts ranks says that it is not to."""
+    name = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+    command = [sys.executable, "-c", f"import os; print(os.environ['{name}'])"]
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(launch, "_command", lambda spec: command)
+    ranks: Any = launch.JoinedRanks
+    assert ranks(None, 0, 1)._part(ORDER).lines == ["0"]
+    assert script_launch._beside(command, 1, lambda line: None) == (0, ["0"])
+
+
+def one_is_late(rank: int, size: int) -> tuple[str, float]:
+    """What is found of backup workers whose last rank misses all steps between its first and its last ones."""
+    import time
+
+    import torch
+    from tests.gpu import users
+    from tests.gpu.loops import Plan
+
+    from gossamer.bench.compare.gpu import recipes
+    from gossamer.bench.compare.gpu.check_spec import Placement
+
+    users.begin(Plan("backup", ranks=3))
+    real, turns = recipes.step, list[int]()
+
+    def late(*given: Any) -> Any:
+        turns.append(1)
+        if rank == size - 1 and len(turns) == 2:
+            time.sleep(3.0)
+        return real(*given)
+
+    recipes.step = late
+    placement = Placement(rank, size, torch.device("cuda", rank + 1))
+    torch.cuda.set_device(placement.device)
+    sizes = replace(SMALL, steps=12, deadline=20.0)
+    finding = recipes.check(CheckSpec("recipes", ("backup",), (0, 1, 2), "nccl", sizes=sizes), placement, "backup")
+    return finding.says, finding.numbers["waits"]
+
+
+@pytest.mark.gang
+def test_waits_of_a_rank_that_catches_up_are_those_of_a_step(nursery: Nursery) -> None:
+    """They were divided by its turns, in each of which it may take many steps, and its first steps were counted too."""
+    for says, waits in nursery.run(3, one_is_late):
+        assert says.startswith("the host waits")
+        assert waits <= recipes.MOST_WAITS

@@ -85,6 +85,26 @@ def test_streams_wait_for_fsdp_and_fsdp_for_them(nursery: Nursery, ranks: int, r
         assert not stream.startswith("the default stream")
 
 
+def way_between_replicas(rank: int, size: int) -> str:
+    """The path of gradients between replicas, where the mesh's groups have gloo for the CPU and NCCL for GPUs."""
+    from tests.gpu import fsdp, users
+
+    users.begin(plan := Plan("qsgd"))
+    fsdp.install()
+    device, mesh = torch.device("cuda", rank + 1), fsdp.mesh_of(rank, size)
+    torch.cuda.set_device(device)
+    model = fsdp.cut(net(plan).to(device), mesh)
+    users.call_it(mesh["replicate"].get_group(), "cpu:gloo,cuda:nccl")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with gossamer.attach(model, optimizer, "qsgd", deadline=20.0) as comm:
+        return comm.fabric.session.seat.path
+
+
+def test_between_replicas_gradients_go_through_the_host_also_where_the_mesh_has_nccl(nursery: Nursery) -> None:
+    """FSDP2 uses NCCL from another thread: two communicators at once may wait for each other for ever."""
+    assert nursery.run(2, way_between_replicas) == ["staged", "staged"]
+
+
 # -- the judge judged: each event that is left out is seen ----------------------------------------------------------------------
 
 

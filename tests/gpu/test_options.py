@@ -108,3 +108,66 @@ def test_graphs_and_compiled_autograd_are_refused(nursery: Nursery) -> None:
     for graph, engine in nursery.run(2, captured):
         assert "CUDA graph" in graph
         assert "compiled_autograd" in engine
+
+
+def written(rank: int, size: int) -> list[str]:
+    """Where the tensors of a checkpoint lie that DCP's writer is given; the loop has set no device."""
+    from gossamer.checkpoints.chunks import Chunk, everything, planner
+
+    torch.cuda.set_device(0)
+    x = torch.ones(4, device="cuda:3")
+    made = planner()
+    made.set_up_planner({"own": {"whole": x, "part": Chunk(x, everything((4,))), "step": 3}}, is_coordinator=True)
+    data = [made.resolve_data(item) for item in made.create_local_plan().items]
+    return [str(each.device) for each in data if isinstance(each, torch.Tensor)]
+
+
+def test_a_checkpoint_is_copied_to_the_host_before_it_is_written(nursery: Nursery) -> None:
+    """DCP's writer wrote what was still on its way, and the checkpoint could not be loaded: it waits for the current device."""
+    assert nursery.run(1, written) == [["cpu", "cpu"]]
+
+
+def with_another_default(rank: int, size: int) -> list[float]:
+    """A loss scale, and numbers that are on the GPU already, where new tensors are not made on the host."""
+    from gossamer.core.stream_events import copied_to
+    from gossamer.integrations.grad_scaler import KnownScale
+
+    ones = torch.ones(2, device="cuda:1")
+    scaler = torch.amp.GradScaler("cuda", init_scale=64.0)
+    scaler.scale(ones)  # which makes its scale
+    known = KnownScale(scaler)
+    with torch.device("meta"):
+        known._send()
+        return [known.now(), float(copied_to(ones, ones.device).sum())]
+
+
+def test_a_default_device_is_none_of_ours(nursery: Nursery) -> None:
+    """Under torch.set_default_device("cuda") the copies on the host were made on the GPU, and could not be pinned."""
+    assert nursery.run(1, with_another_default) == [[64.0, 2.0]]
+
+
+def with_its_rate_on_the_gpu(rank: int, size: int) -> Counter[str]:
+    """Where a host waited for its device in some steps; the learning rate is a tensor there, as capturable optimizers have it."""
+    from tests.gpu import users
+    from tests.gpu.diary import ELSEWHERE, diary
+
+    recipe = "allreduce + bucket(0.01)"
+    users.begin(Plan(recipe))
+    device = torch.device("cuda", rank + 1)
+    torch.cuda.set_device(device)
+    model = net(Plan(recipe)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.01, device=device), foreach=False)
+    with gossamer.attach(model, optimizer, recipe, deadline=20.0) as comm:
+        assert len(comm.worker.buckets) > 1
+        for step in range(2 + STEPS):
+            if step == 2:
+                diary.syncs.clear()
+            optimizer.zero_grad()
+            model(torch.randn(4, 32).pin_memory().to(device, non_blocking=True)).square().mean().backward()
+            optimizer.step()
+        return Counter({k: v for k, v in diary.syncs.items() if ELSEWHERE not in k})
+
+
+def test_a_rate_on_the_gpu_is_not_asked_for_at_each_bucket(nursery: Nursery) -> None:
+    for seen in nursery.run(2, with_its_rate_on_the_gpu):
+        assert sum(seen.values()) == STEPS, seen

@@ -1,10 +1,12 @@
 """Unequal machines: shares by speed, and the mean of all samples whatever they are."""
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.fabrics import streams
 from tests.gang import Gang
 from tests.integrations.loops import Awkward, attached, data, flat, same, sgd
 from tests.integrations.test_weights import nesterov, step_on
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.load_balance import divided, planned, step_seconds
+from gossamer.fabrics.ledger import Ledger
+from gossamer.integrations.weights import Stopwatch
 
 SECONDS = (0.01, 0.02)
 
@@ -36,6 +40,21 @@ def test_a_plan_stays_where_another_would_hardly_be_faster() -> None:
     assert planned(64, [1.0, 1.5], most, now) == [39, 25]
     assert planned(64, [1.0, 1.0], [30, 64], now) == [30, 34]
     assert planned(60, [1.0, 1.0], most, now) == [30, 30]
+
+
+def test_a_gpu_is_timed_by_its_own_clock_also_within_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under rounds of local steps the host waits for it once a round: the other steps were as long as their launches."""
+    streams.install(monkeypatch)
+    worker: Any = SimpleNamespace(device=streams.GPU, step=1, ranks=SimpleNamespace(weight=1.0))
+    ledger = Ledger()
+    watch = Stopwatch(worker, ledger)
+    monkeypatch.setattr(streams.Event, "elapsed_time", lambda begin, end: 3500.0)
+    for _ in range(4):
+        watch.start()
+        worker.step += 1
+        ledger.exposed_seconds += 0.5
+        watch.stop(6)
+    assert watch.seconds() == pytest.approx((3.5 - 0.5) / 6)
 
 
 def shared(rank: int, size: int, recipe: str) -> tuple[list[int], Tensor]:

@@ -223,6 +223,21 @@ def test_a_world_of_one_is_told_too(recipe: str) -> None:
         assert metrics["step_seconds"] > 0
 
 
+def test_what_was_logged_stays_what_it_was() -> None:
+    """A loop that logs a tensor of its own goes on to write to it, and so does each replay of a CUDA graph."""
+    with attached("allreduce") as (_, _, comm):
+        own = torch.ones((), requires_grad=True)
+        comm.log(loss=own, held_out=own)
+        with torch.no_grad():
+            own.fill_(7.0)
+        metrics = comm.metrics()
+        assert (metrics["loss"], metrics["held_out"], comm.worker.loss) == (1.0, 1.0, 1.0)
+        comm.loss(own)
+        with torch.no_grad():
+            own.zero_()
+        assert comm.worker.loss == 7.0
+
+
 def failing(rank: int, size: int, recipe: str) -> tuple[Tensor, Tensor, list[int]]:
     """A logger that fails once: the loop gets its exception at the step, and may go on."""
     told = list[int]()

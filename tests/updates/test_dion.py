@@ -8,6 +8,7 @@ from tests.laws.blocks import context
 from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, spoiled, train
 from torch import Tensor, nn
 
+import gossamer
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.rng import CounterRng
@@ -215,3 +216,21 @@ def test_what_cannot_be_right_is_refused_when_it_is_made(text: str, words: str) 
     with pytest.raises(RecipeError) as caught:
         Recipe.of(text)
     assert words in str(caught.value)
+
+
+def test_a_step_inside_of_autocast_is_the_same() -> None:
+    """Its products had half the bits there, and torch has no QR of those."""
+
+    def stepped(inside: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 6)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        with gossamer.attach(model, optimizer, FACTORS):
+            for step in range(3):
+                optimizer.zero_grad()
+                model(torch.full((2, 8), 1.0 + step)).square().sum().backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                    optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    assert all(map(torch.equal, stepped(True), stepped(False)))

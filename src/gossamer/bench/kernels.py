@@ -156,11 +156,12 @@ def _device_clock(device: torch.device) -> Callable[[Callable[[], object]], floa
 
     def seconds(call: Callable[[], object]) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        stream = torch.cuda.current_stream(device)
         for _ in range(_PRODUCTS):
             torch.mm(a, a)
-        begin.record()
+        begin.record(stream)
         call()
-        end.record()
+        end.record(stream)
         end.synchronize()
         return max(begin.elapsed_time(end) / 1000, 1e-9)
 

@@ -84,13 +84,18 @@ class Chunk:
 
 
 def planner() -> Any:
-    """DCP's planner, which also finds the data of chunks."""
+    """DCP's planner, which also finds the data of chunks, and hands the writer what is on the host."""
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
     class ChunkPlanner(DefaultSavePlanner):
         def lookup_object(self, index: Any) -> Any:
             found: Any = self.state_dict[index.fqn]
             return found.data if isinstance(found, Chunk) else super().lookup_object(index)
+
+        def resolve_data(self, write_item: Any) -> Any:
+            # DCP's writer waits for copies of the current device alone, which need not be the one that holds the model.
+            data = super().resolve_data(write_item)
+            return data.cpu() if isinstance(data, Tensor) else data
 
     return ChunkPlanner()
 

@@ -50,7 +50,7 @@ class CounterRng:
 
     def shared_normal(self, name: str, *shape: int) -> torch.Tensor:
         """Standard normal numbers (float32, CPU), equal on all ranks."""
-        return torch.randn(*shape, generator=_generator(self.shared_key(name)), dtype=torch.float32)
+        return torch.randn(*shape, generator=_generator(self.shared_key(name)), dtype=torch.float32, device="cpu")
 
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
         """Uniform numbers in [0, 1) (float64, CPU), different on each rank."""

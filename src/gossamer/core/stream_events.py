@@ -63,13 +63,21 @@ class Moment:
 
 
 def read_numbers(*tensors: Tensor) -> list[float]:
-    """Read scalars from the device in one transfer, which waits for all work the device was given."""
-    return torch.cat([t.reshape(-1).double() for t in tensors]).tolist() if tensors else []
+    """Read scalars from the device in one transfer, which waits for all work the device was given.
+
+    Some may lie elsewhere, such as those of frozen parameters that are kept on the CPU.
+    """
+    if not tensors:
+        return []
+    device = next((t.device for t in tensors if t.is_cuda), tensors[0].device)
+    numbers = (t.reshape(-1).double() for t in tensors)
+    return torch.cat([n if n.device == device else n.to(device) for n in numbers]).tolist()
 
 
 def copied_to(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to a device without waiting."""
-    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+    """Copy a host tensor to a device without waiting. Under torch.set_default_device() it may be there already."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.is_cpu else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def record_stream_use(tensors: Iterable[Tensor]) -> None:

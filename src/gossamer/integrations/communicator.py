@@ -15,7 +15,7 @@ from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.joint_consensus import JointConsensus
-from gossamer.integrations.metrics import Told
+from gossamer.integrations.metrics import Told, kept
 from gossamer.integrations.parting import StopNotice
 from gossamer.integrations.run_facts import RunFacts
 from gossamer.integrations.saving import Saving
@@ -139,11 +139,11 @@ class Communicator(RunFacts):
         """
         self.meter.log(loss, held_out)
         if loss is not None:
-            self.worker.loss = loss
+            self.worker.loss = self.meter.logged["loss"]
 
     def loss(self, loss: Tensor | float) -> None:
         """Pass the loss to the controller only; older form of `log(loss=loss)`."""
-        self.worker.loss = loss
+        self.worker.loss = kept(loss)
 
     # -- the consensus -----------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class KnownScale:
     def _send(self) -> None:
         held = self._held()
         if held is not None and held.is_cuda:
-            copy = torch.zeros(held.shape, dtype=held.dtype).pin_memory().copy_(held, non_blocking=True)
+            copy = torch.zeros(held.shape, dtype=held.dtype, device="cpu").pin_memory().copy_(held, non_blocking=True)
             self._copy, self._of = (copy, StreamMark(held.device)), (id(held), held._version)
 
     def _held(self) -> Tensor | None:

@@ -49,7 +49,7 @@ class Meter:
         self._known = {*worker.ranks.present.ranks}  # ranks that were there at some time
         self.overseer = ObserverSlot.overseer
         self.events: RunEvents | None = None  # written to a folder, if the user names one
-        self.logged = dict[str, Any]()  # tensors as logged: read from the GPU only when a number is needed
+        self.logged = dict[str, Any]()  # tensors: read from the GPU only when a number is needed
         self.restart()
 
     def _hear(self, event: Event) -> None:
@@ -95,7 +95,7 @@ class Meter:
                 continue
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise AttachError(f"log({name}=...) takes one number, got a tensor of shape {tuple(value.shape)}")
-            self.logged[name] = value.detach() if isinstance(value, Tensor) else float(value)
+            self.logged[name] = kept(value)
             if self.overseer is not None:
                 self.overseer.told(name, float(self.logged[name]))
         if self.events is not None and held_out is not None:
@@ -189,6 +189,11 @@ class Meter:
         if not sent:
             return {} if dense else {name: 1.0}
         return {name: dense / sent}
+
+
+def kept(value: float | Tensor) -> float | Tensor:
+    """A number to read later: a copy of a tensor, for the loop may overwrite its own, as each replay of a CUDA graph does."""
+    return value.detach().clone() if isinstance(value, Tensor) else float(value)
 
 
 def check_callback(on_metrics: object, every: int) -> None:

@@ -86,8 +86,8 @@ class ShardGroup:
 
 
 def over_gloo(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks over gloo; only they call it."""
-    if "gloo" in backends(group).values():
+    """A group of the same ranks over gloo alone, on whatever device; only they call it."""
+    if {*backends(group).values()} == {"gloo"}:  # with NCCL besides, a GPU's tensors would go over that
         return group
     ranks = dist.get_process_group_ranks(group)
     return cast(dist.ProcessGroup, dist.new_group(ranks, backend="gloo", use_local_synchronization=True))

@@ -8,6 +8,7 @@ import torch
 
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.core.load_balance import check, planned
+from gossamer.core.stream_events import Moment
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -49,11 +50,25 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
 
 
 class _Mark(NamedTuple):
-    """Clock, seconds waited for other ranks so far, and step, at one moment."""
+    """A call of `share`: its moment, seconds waited for other ranks so far, and the step."""
 
-    clock: float
+    moment: Moment
     waited: float
     step: int
+
+
+class _CallSpan(NamedTuple):
+    """Steps with so many samples each, from one call to a later one."""
+
+    began: _Mark
+    ended: _Mark
+    share: int
+
+    def seconds(self) -> float:
+        """Return the seconds per sample. A GPU works behind the host: it is waited for, and its own clock counts."""
+        took = self.ended.moment.reached().since(self.began.moment) or 0.0
+        waited = self.ended.waited - self.began.waited
+        return (took - waited) / (self.share * (self.ended.step - self.began.step))
 
 
 class Stopwatch:
@@ -64,7 +79,7 @@ class Stopwatch:
 
     def __init__(self, worker: Worker, ledger: Ledger) -> None:
         self._worker, self._ledger = worker, ledger
-        self._calls, self._laps = 0, list[float]()
+        self._calls, self._laps = 0, list[_CallSpan]()
         self._since: _Mark | None = None
 
     def start(self) -> None:
@@ -72,11 +87,10 @@ class Stopwatch:
         self._since = self._now()
 
     def stop(self, share: int) -> bool:
-        """Record the seconds per sample since the start; True if ranks plan at this call."""
+        """Record the steps since the start; True if ranks plan at this call."""
         since, now = self._since, self._now()
         if since is not None and now.step > since.step:
-            busy = now.clock - since.clock - (now.waited - since.waited)
-            self._laps.append(busy / (share * (now.step - since.step)))
+            self._laps.append(_CallSpan(since, now, share))
         call, self._calls = self._calls, self._calls + 1
         return call in EARLY or call % EVERY == 0
 
@@ -87,12 +101,13 @@ class Stopwatch:
         Without a measurement, as before the first step, return the inverse of this rank's weight: its share is then in
         proportion to that.
         """
-        laps, self._laps = sorted(self._laps), []
+        laps, self._laps = sorted(lap.seconds() for lap in self._laps), []
         kept = laps[:-1] or laps
         return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(self._worker.ranks.weight, 1e-9)
 
     def _now(self) -> _Mark:
-        return _Mark(perf_counter(), self._ledger.exposed_seconds, self._worker.step)
+        moment = Moment(self._worker.device, perf_counter())
+        return _Mark(moment, self._ledger.exposed_seconds, self._worker.step)
 
 
 class Shares:

@@ -40,10 +40,10 @@ def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
 def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> float:
     weights = _matrix(topology, size)
     numbers = torch.Generator().manual_seed(1)
-    x = torch.randn(size, _LAYOUT.numel, generator=numbers, dtype=torch.float32)
+    x = torch.randn(size, _LAYOUT.numel, generator=numbers, dtype=torch.float32, device="cpu")
     believed = x.clone()
     # As far from the neighbours' copies as from one another.
-    x += torch.randn(x.shape, generator=numbers, dtype=torch.float32)
+    x += torch.randn(x.shape, generator=numbers, dtype=torch.float32, device="cpu")
     for step in range(_ROUNDS):
         believed = believed + torch.stack([_told(codec, x[i] - believed[i], i, size, step) for i in range(size)])
         x = x + rate * (weights @ believed - believed)
@@ -59,7 +59,7 @@ def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor
 
 def _matrix(topology: Topology, size: int) -> Tensor:
     """Return the mixing matrix W: row i holds rank i's weights of all models."""
-    out = torch.eye(size, dtype=torch.float32)
+    out = torch.eye(size, dtype=torch.float32, device="cpu")
     for i in range(size):
         for j, weight in zip(topology.peers(i, size, 0).to, metropolis(topology, i, size, 0)):
             out[i, j] = weight

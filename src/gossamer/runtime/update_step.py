@@ -60,7 +60,9 @@ class UpdateStep:
                 flat = self.outgoing(i, flat, 1.0)
             drafts.append(self._drafts.pop(i, None) or PendingState(bucket.states["update"]))
             mean, model = Bucket(flat, bucket.layout), Bucket(bucket.read(), bucket.layout)
-            bucket.put_gradient(update.direction(mean, model, drafts[-1], self._context(i)))
+            with torch.autocast(self._worker.device.type, enabled=False):  # inside of which a loop may step
+                direction = update.direction(mean, model, drafts[-1], self._context(i))
+            bucket.put_gradient(direction)
         return drafts
 
     def _context(self, index: int) -> Context:

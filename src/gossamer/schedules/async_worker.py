@@ -66,9 +66,15 @@ class AsyncWorker:
         for fragment in self._fragments:
             fragment.steps += 1
             fragment.tokens += self._loop.ranks.weight
-        began, before = self._timed
-        self._closing.pace = ((yield from now()) - began) / (self._steps - before)
+        if self._loop.buckets[0].device.type != "cuda":
+            yield from self._note_pace()
         yield from self.surviving(self._land_and_answer)
+
+    def _note_pace(self) -> Program[None]:
+        """Note the seconds of a step. A GPU works behind the host: there it is noted where the host has waited for it."""
+        began, before = self._timed
+        if self._steps > before:
+            self._closing.pace = ((yield from now()) - began) / (self._steps - before)
 
     def _land_and_answer(self) -> Program[None]:
         if self._waiting.handle.failed():
@@ -144,6 +150,8 @@ class AsyncWorker:
             self._loop.record.round_dropped()
             self._loop.record.finite(None, False)
             return
+        if held[0].device.type == "cuda":
+            yield from self._note_pace()
         if not self._closing.may_answer(round):
             return
         for state, x in zip(fragment.loop.states if fragment.steps else [], held):

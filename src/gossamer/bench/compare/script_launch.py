@@ -199,7 +199,8 @@ def _store_of_a_run(rank: int) -> Generator[int]:
 def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> tuple[int, list[str]]:
     """Run one rank's script in a second process; return its exit code and all its lines."""
     place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
-    environment = {**os.environ, **place, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    ends = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else torch ends the others minutes after a rank of NCCL is lost
+    environment = {**os.environ, **place, **ends, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     )

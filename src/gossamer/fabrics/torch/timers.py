@@ -45,6 +45,7 @@ class EventRequestTimer:
         return timed_event(self._device)
 
     def end(self, began: Any, note: Note) -> None:
+        self.settle()  # a program that answers others for as long as they train is not joined before its end
         with self._lock:
             self._spans.append((began, self.begin(), note(0.0)))
 
@@ -89,18 +90,22 @@ class EventExposedTime:
 
     @contextmanager
     def counted(self) -> Generator[None]:
-        while self._gaps and _both_have_happened(*self._gaps[0]):  # from earlier waits
-            self._tell(_seconds(*self._gaps.popleft()))
+        self._settle()  # of earlier waits
         self._counts, self.since = True, perf_counter()
         try:
             yield
         finally:
             self._counts, self.since = False, None
+        self._settle()  # most waits end when the host has read what has come, so this one is known already
 
     def gap(self, ready: Any, arrived: Any) -> None:
         """Count a wait of a stream from the event `ready` to the event `arrived`."""
         if self._counts:
             self._gaps.append((ready, arrived))
+
+    def _settle(self) -> None:
+        while self._gaps and _both_have_happened(*self._gaps[0]):
+            self._tell(_seconds(*self._gaps.popleft()))
 
 
 def _both_have_happened(one: Any, other: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer import kernels
 from gossamer.bench.compare.gpu import samples
-from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement
+from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 
 REPEATS = 7
@@ -22,7 +22,7 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
         for args, shift in samples.calls(subject, n):
             if wrong := difference(subject, args, placement.device, shift):
                 return Finding(spec.title, subject, "failed", f"of {n} elements{' off alignment' * shift}, {wrong}")
-    numbers = speed(subject, spec.sizes.elements, placement.device)
+    numbers = speed(subject, spec.sizes, placement.device)
     says = f"{numbers['gb_per_s']:.0f} GB/s of float32, {numbers['of_a_copy']:.2f} of a copy on the device"
     return Finding(spec.title, subject, "passed", says, numbers)
 
@@ -84,8 +84,12 @@ def _value(x: Tensor, i: int) -> str:
     return f"{x[i].item():.9g}"
 
 
-def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
-    """Median speed of a kernel and its ratio to a copy; both are timed in turns, under the same load."""
+def speed(name: str, sizes: Sizes, device: torch.device) -> dict[str, float]:
+    """Median speed of a kernel and its ratio to a copy; both are timed in turns, under the same load.
+
+    The device is kept busy before, so that a call is queued whole when its time begins: else the host's launches are in it.
+    """
+    elements, busy = sizes.elements, keeps_busy(sizes, device)
     args = next(samples.CALLS[name](elements))
     given = [_moved(a, device, 0) for a in args]
     source = torch.ones(elements, device=device, dtype=torch.float32)
@@ -93,10 +97,25 @@ def speed(name: str, elements: int, device: torch.device) -> dict[str, float]:
     copies, calls = list[float](), list[float]()
     getattr(kernels, name)(*given)
     for _ in range(REPEATS):
+        busy()
         copies.append(seconds(lambda: target.copy_(source), device))
+        busy()
         calls.append(seconds(lambda: getattr(kernels, name)(*given), device))
     copy, call = statistics.median(copies), statistics.median(calls)
     return {"gb_per_s": round(4 * elements / call / 1e9, 2), "of_a_copy": round(copy / call, 3)}
+
+
+def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
+    """A function that keeps the current stream busy for a while."""
+    a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device, dtype=torch.float32)
+
+    def work() -> Tensor:
+        x = a
+        for _ in range(sizes.products):
+            x = x @ a
+        return x
+
+    return work
 
 
 def seconds(do: Callable[[], object], device: torch.device) -> float:

@@ -59,10 +59,11 @@ class JoinedRanks:
     def _part(self, spec: CheckSpec) -> Reply:
         """Run this rank's process; its store belongs to the launcher, so it outlives the process."""
         here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
+        ends = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else torch ends the others minutes after a rank of NCCL is lost
         try:
             done = subprocess.run(
                 _command(spec),
-                env=os.environ | here,
+                env=os.environ | here | ends,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

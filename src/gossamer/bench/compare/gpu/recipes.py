@@ -53,15 +53,18 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     adam = recipe.update is not None and recipe.update.is_step  # its steps are as long as lr, whatever the gradients
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4 if adam else 0.01, momentum=0.0 if own else 0.9)
     batches = batches_of(placement.rank).to(device)
-    losses = list[Tensor]()
+    losses, warm, settled = list[Tensor](), 0, 0  # and from which steps on waits are counted
     with gossamer.attach(model, optimizer, short(subject), deadline=sizes.deadline) as comm:
         with host_waits(device) as waits:
-            while comm.step < sizes.steps:
-                if comm.step == WARMING:
+            while comm.step < sizes.steps:  # which jumps where a late rank catches up
+                if not warm and comm.step >= WARMING:
+                    warm = comm.step
                     waits.clear()
-                if comm.step == SETTLED:
+                if not settled and comm.step >= SETTLED:
+                    settled = comm.step
                     waits["lane"] = 0
                 losses.append(step(model, optimizer, comm, batches))
+            done = comm.step
         comm.check_sync()
         with comm.consensus():
             agreed = reduce(lambda sofar, p: crc32(b"%d" % hash_of(p), sofar), model.parameters(), 0)
@@ -69,8 +72,8 @@ def check(spec: CheckSpec, placement: Placement, subject: str) -> Finding:
     numbers: dict[str, Any] = {
         "losses": told,
         "hash": agreed,
-        "waits": waits["loop"] / max(1, len(told) - WARMING),
-        "lane_waits": waits["lane"] / max(1, len(told) - SETTLED),
+        "waits": waits["loop"] / (done - warm) if warm else 0.0,
+        "lane_waits": waits["lane"] / (done - settled) if settled else 0.0,
     }
     wrong = _wrong(numbers, spec.path, subject in LANES_WAIT or recipe.schedule.shape.is_async)
     says = wrong or ("" if spec.path == "cpu" else f"the host waits {numbers['waits']:.1f} times a step")

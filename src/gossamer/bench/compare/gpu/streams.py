@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.kernels import seconds
+from gossamer.bench.compare.gpu.kernels import keeps_busy, seconds
 from gossamer.core.verbs import Compute, Handle, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 
@@ -51,19 +51,6 @@ def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
         "copying_ms": round(copying * 1e3, 3),
         "together_ms": round(together * 1e3, 3),
     }
-
-
-def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
-    """A function that keeps the current stream busy for a while."""
-    a = torch.full((sizes.side, sizes.side), 1.0 / sizes.side, device=device, dtype=torch.float32)
-
-    def work() -> Tensor:
-        x = a
-        for _ in range(sizes.products):
-            x = x @ a
-        return x
-
-    return work
 
 
 def reads_what_was_written(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
