@@ -146,6 +146,28 @@ def test_other_ranks_start_from_the_consensus(gang4: Gang, gang2: Gang, recipe: 
         assert end.isfinite().all()
 
 
+def saved_own(rank: int, size: int, recipe: str, path: str) -> Tensor:
+    with attached(recipe, Awkward(), adam) as (model, optimizer, comm):
+        while comm.step < 4:
+            small_step(model, optimizer, comm, rank)
+        checkpoint.save(comm, path)
+        return flat(model)
+
+
+@gang
+@pytest.mark.parametrize(
+    "recipe", ["bmuf(3, momentum=0.5, nesterov=True)", "eager_diloco(2)", "easgd(3)", "post_local(1, eager(3))"]
+)
+def test_other_ranks_start_from_the_mean_of_those_that_trained_where_the_consensus_is_another(
+    gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path
+) -> None:
+    """From the consensus they would lose what a look-ahead, or their own progress, is ahead of it."""
+    mean = torch.stack(gang4.run(saved_own, recipe, str(tmp_path / "a"))).double().mean(0)
+    for begun, _, end in gang2.run(loaded_elsewhere, recipe, str(tmp_path / "a")):
+        torch.testing.assert_close(begun.double(), mean, rtol=1e-6, atol=1e-7)
+        assert end.isfinite().all()
+
+
 def stumbling(rank: int, size: int, path: str) -> list[str]:
     """A rank alone cannot write, cannot read, or finds another's checkpoint: all are told, and go on together."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter

@@ -71,6 +71,7 @@ class ReadingRank(NamedTuple):
     ranks: int  # replicas, of which each may be several ranks; 0 to read what belongs to none of them
     shard: int
     shards: int
+    averages: frozenset[str] = frozenset()  # of the model's tensors: those of which it wants the mean, not the consensus
 
 
 class Saved:
@@ -91,6 +92,7 @@ class Saved:
         self._moved, self._is_public = size != reader.ranks, reader.ranks == 0
         self._ranks = list(range(size)) if self._moved else [reader.rank]
         self._shard = reader.shard if shards == reader.shards else 0
+        self._averages = frozenset[str]() if self._is_public else reader.averages
         if self._by_shard(size - 1, shards - 1, "contents") not in folder:
             raise CheckpointError(f"{folder.path} is damaged: it does not hold the entries of all {size} ranks")
         self._sums = {rank: [self._contents(rank, shard) for shard in range(shards)] for rank in {0, *self._ranks}}
@@ -110,12 +112,12 @@ class Saved:
                 return self._checked(once, first, name)
             if once not in self._folder:
                 return self._checked(f"model.{inner}", first, name)
-        if self._moved and inner != name:
-            return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
-        if self._moved and name.startswith("optimizer/"):
+        if self._moved and (name.startswith("optimizer/") or name in self._averages):
             own = {rank: self._own(rank, name) for rank in self._ranks}
             held = [self._checked(home, rank, name) for rank, home in own.items() if home is not None]
             return mean_of_ranks(held, len(self._ranks))
+        if self._moved and inner != name:
+            return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
         return self._checked(self._own(first, name) or "", first, name)
 
     def _by_shard(self, rank: int, shard: int, name: str) -> str:

@@ -16,7 +16,7 @@ from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.verbs import Program
 from gossamer.integrations.all_ranks import facts_of_all, gathered
-from gossamer.integrations.checkpoint_reading import ORDER, DataOrder
+from gossamer.integrations.checkpoint_reading import ORDER, DataOrder, trained
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.held_model import parts_of_parameters
 from gossamer.runtime import local_part
@@ -42,7 +42,7 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
     # Equal on all ranks, but not what is evaluated, such as a model with a look-ahead.
-    ahead = set[str]() if all(answer["holds"] for answer in everyone) else equal & _trained(comm)
+    ahead = set[str]() if all(answer["holds"] for answer in everyone) else equal & trained(comm)
     public = {name.removeprefix("model/"): tensors[name] for name in equal - ahead if name.startswith("model/")}
     model = _consensus(comm, public)
     if comm.worker.rank == 0:
@@ -58,12 +58,6 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     written = {name: _stored(t, comm) for name, t in model.items() if _writes_for_all(comm, t)}
     kept = kept if comm.worker.replica.size == 1 else sharded.entries(kept, comm.worker)
     return {"comm": kept, "own": own} | ({"model": written} if written else {})
-
-
-def _trained(comm: Communicator) -> set[str]:
-    """The names of all parameters that are trained; one that is tied has several."""
-    ours = {id(param.parameter) for param in comm.worker.params.values()}
-    return {f"model/{name}" for name, p in comm.model.named_parameters(remove_duplicate=False) if id(p) in ours}
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:

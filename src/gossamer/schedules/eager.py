@@ -54,7 +54,7 @@ class Eager(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
+        return Shape(period=self.every, works_alone=True, evaluates_another=True)
 
     def policy(self, key: str) -> Policy:
         return "mean" if key in ("anchor", "velocity", "own") else "equal"

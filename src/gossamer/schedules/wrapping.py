@@ -27,6 +27,7 @@ class Wrapping(Schedule):
             skips_steps=then.skips_steps,
             works_alone=then.works_alone,
             counts_alike=then.counts_alike,
+            evaluates_another=then.evaluates_another,
         )
 
     @property
