@@ -290,6 +290,7 @@ class StepLoop:
     def _end_turn(self, optimizer: Optimizer, stepped: bool) -> None:
         self._done[optimizer] = stepped
         self._note(StepEvent.TURN)
+        self.worker.update_step.leave(optimizer)
         over = len(self._done) == len(self.optimizers)
         if over and self._under_way is None:
             self._done = {}
@@ -297,7 +298,6 @@ class StepLoop:
             self.worker.step += 1
         elif over:
             self._finish(descended=any(self._done.values()))
-        self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
         if over and self.parting is not None:
