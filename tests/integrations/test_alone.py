@@ -285,6 +285,19 @@ def test_a_batch_grows_alone_and_is_not_grown_by_a_gradient_that_is_not_finite()
         assert seen == grown
 
 
+@pytest.mark.parametrize("recipe", ["distributed_lion", "accordion_batch(epoch=2, factor=4, interval=1)"])
+def test_sparse_gradients_go_through_updates_and_controllers(recipe: str) -> None:
+    made = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    with attached(recipe, made, lambda m: torch.optim.SGD(m.parameters(), lr=0.1)) as (model, optimizer, comm):
+        for step in range(1, 4):
+            before = flat(model)
+            optimizer.zero_grad()
+            model(torch.tensor([step])).square().sum().backward()
+            optimizer.step()
+            assert not same(before, flat(model))
+        assert comm.step == 3
+
+
 def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """What a closure does."""
     optimizer.zero_grad()

@@ -251,6 +251,29 @@ def test_a_rank_that_spoils_every_round_is_named(gang2: Gang) -> None:
         assert "the last 10 averages were not finite because of rank 1" in said[0]
 
 
+def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 4, sparse=True), torch.nn.Linear(4, 1))
+    with attached("allreduce", model, scaler=scaler) as (model, optimizer, comm):
+        held = list[torch.Tensor]()
+        for i in range(1, 4):
+            optimizer.zero_grad()
+            factor = float("inf") if (rank, i) == (1, 2) else 1.0
+            scaler.scale(model(torch.tensor([rank, i])).square().sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            held.append(flat(model))
+        assert comm.step == 3
+        return held[0], held[1], comm.spoilt
+
+
+def test_an_overflow_of_a_sparse_gradient_skips_the_step_too(gang2: Gang) -> None:
+    for before, after, spoilt in gang2.run(sparse_overflow):
+        assert same(before, after)
+        assert spoilt == {1: 1}
+
+
 def saved_after_a_skip(rank: int, size: int, resume: bool) -> torch.Tensor:
     """A checkpoint taken right after a skipped step counts that step."""
     with attached("qsgd") as (model, optimizer, comm):
