@@ -298,6 +298,30 @@ def test_sparse_gradients_go_through_updates_and_controllers(recipe: str) -> Non
         assert comm.step == 3
 
 
+class Stumbling(torch.optim.SGD):
+    """Its second step raises an error, as one that runs out of memory does."""
+
+    calls = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("out of memory")
+        return super().step(closure)  # pyright: ignore
+
+
+@pytest.mark.parametrize("recipe", ["allreduce + every_step(rate=2.0)", "slowmo(2, buffers='reset')"])
+def test_a_loop_that_goes_on_after_an_error_in_the_optimizers_step_has_its_own_rate(recipe: str) -> None:
+    with attached(recipe, optimizer=lambda m: Stumbling(m.parameters(), lr=0.1)) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, 0)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            small_step(model, optimizer, comm, 0)
+        for _ in range(2):
+            small_step(model, optimizer, comm, 0)
+        assert comm.step == 3
+        assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """What a closure does."""
     optimizer.zero_grad()

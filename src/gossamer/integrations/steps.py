@@ -239,10 +239,9 @@ class StepLoop:
     def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
         if self.fabric.size > 1:
             self._check(optimizer)
-            if self._under_way is None:
-                self.begin()
-        elif self.worker.recipe.schedule.shape.works_alone:
-            # Nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
+        # On one rank nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
+        acts = self.fabric.size > 1 or self.worker.recipe.schedule.shape.works_alone
+        if acts and self._under_way is None:  # else the last call raised an error before the step was over
             self.begin()
         if self.before_step is not None:
             self.before_step()

@@ -20,7 +20,8 @@ class UpdateStep:
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._rates = dict[Any, list[float]]()  # the user's rates of an optimizer that is stepping
+        # Of an optimizer that is stepping: the user's rates, and those of the schedule.
+        self._rates = dict[Any, list[tuple[float, float]]]()
         self._drafts = dict[int, PendingState]()  # pending states of updates, from sending this step's gradients
         self._taken = list[tuple[Tensor, Tensor]]()  # parameters that were moved, and their directions
 
@@ -70,11 +71,14 @@ class UpdateStep:
 
     def enter(self, optimizer: Any) -> None:
         """Set the optimizer's rates to those of the schedule, before its step."""
+        for group, (users, raised) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            if group["lr"] is raised:  # its last step ended in an error, and the user has not set another rate since
+                group["lr"] = users
         factor = self._worker.recipe.schedule.shape.lr_factor
         if factor != 1:
-            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+            self._rates[optimizer] = [(group["lr"], group["lr"] * factor) for group in optimizer.param_groups]
+            for group, (_, raised) in zip(optimizer.param_groups, self._rates[optimizer]):
+                group["lr"] = raised
         update = self._worker.recipe.update
         if update is not None and update.is_step and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             self._take(optimizer)
@@ -92,8 +96,8 @@ class UpdateStep:
 
     def leave(self, optimizer: Any) -> None:
         """Restore the user's rates after the optimizer step."""
-        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
-            group["lr"] = rate
+        for group, (users, _) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            group["lr"] = users
         for p, direction in self._taken:
             p.grad = direction
         self._taken.clear()
