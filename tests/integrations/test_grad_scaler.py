@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.integrations.loops import SMALL, attached, flat, loss_of, same
+from tests.integrations.loops import DEADLINE, SMALL, Awkward, attached, flat, loss_of, same
 
+import gossamer
 from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
@@ -249,6 +250,31 @@ def test_a_rank_that_spoils_every_round_is_named(gang2: Gang) -> None:
         assert (dropped, spoilt) == (12, {1: 12})
         assert len(said) == 1
         assert "the last 10 averages were not finite because of rank 1" in said[0]
+
+
+def first_of_two_left_out(rank: int, size: int) -> float:
+    """The scaler leaves out the first of two optimizers, and the loop then leaves out the second."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = Awkward()
+    parts = [[model.matrix], [p for name, p in model.named_parameters() if name != "matrix"]]
+    optimizers = [torch.optim.SGD(part, lr=0.05) for part in parts]
+    with (
+        gossamer.attach(model, optimizers, "allreduce", scaler=scaler, deadline=DEADLINE) as comm,
+        warnings.catch_warnings(record=True),
+    ):
+        for i in range(1, 4):
+            model.zero_grad()
+            factor = float("inf") if (rank, i) == (1, 2) else 1.0
+            scaler.scale(loss_of(model, rank, i) * factor).backward()
+            for optimizer in optimizers[: 1 if i == 2 else 2]:
+                scaler.step(optimizer)
+            scaler.update()
+        assert comm.step == 3
+        return comm.metrics()["skipped_steps"]
+
+
+def test_a_step_in_which_no_optimizer_stepped_is_a_skipped_one(gang2: Gang) -> None:
+    assert gang2.run(first_of_two_left_out) == [1.0, 1.0]
 
 
 def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:

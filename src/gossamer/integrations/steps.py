@@ -170,7 +170,7 @@ class StepLoop:
         inside = arriving is not None
         if self._done:
             self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
-            self._finish(descended=True, share=not inside)
+            self._finish(descended=any(self._done.values()), share=not inside)
             return
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.averaging.finite:
