@@ -298,6 +298,26 @@ def test_sparse_gradients_go_through_updates_and_controllers(recipe: str) -> Non
         assert comm.step == 3
 
 
+def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> None:
+    ends = list[torch.Tensor]()
+    for fused, unscales in ((True, False), (True, True), (False, False)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with attached(
+            "distributed_lion", optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01, fused=fused), scaler=scaler
+        ) as (model, optimizer, _):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, 0, 1)).backward()
+            if fused and not unscales:
+                with pytest.raises(AttachError, match=r"SGD\(fused=True\) under lion\(.*scaler.unscale_\(optimizer\)"):
+                    scaler.step(optimizer)
+                continue
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            ends.append(flat(model))
+    torch.testing.assert_close(*ends)
+
+
 class Stumbling(torch.optim.SGD):
     """Its second step raises an error, as one that runs out of memory does."""
 

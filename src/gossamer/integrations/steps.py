@@ -18,7 +18,7 @@ from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
 from gossamer.integrations.checks.wrappers import refuse_capture
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
-from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
+from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.joining import Plan
 from gossamer.integrations.metrics import Meter
@@ -231,6 +231,7 @@ class StepLoop:
         call = self._serve(optimizer, args, kwargs)
         if self.state is StepState.DROPPED:
             return call
+        refuse_scaled(self.worker.recipe, optimizer)
         if not self._done:
             self._first_is_about_to_step(optimizer)
         self.worker.update_step.enter(optimizer)
