@@ -81,7 +81,7 @@ class Eager(Schedule):
         copies = [bucket.layout.buffers.like(d).copy_(d) for bucket, d in zip(loop.buckets, own)]
         for i, (bucket, mine, lr) in enumerate(zip(loop.buckets, own, loop.optimizer.lrs)):
             self._take(bucket, mine, None if means is None else means[i], loop.ranks.size, lr)
-        loop.write([s["anchor"] for s in loop.states])
+        loop.assign([s["anchor"] for s in loop.states])
         yield from loop.averages.launch(copies)
 
     def _take(self, bucket: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:
