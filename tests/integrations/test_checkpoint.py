@@ -4,10 +4,12 @@ import io
 import os
 import pickle
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -144,6 +146,30 @@ def test_other_ranks_start_from_the_consensus(gang4: Gang, gang2: Gang, recipe: 
         assert same(begun, agreed)
         assert moments.abs().sum() > 0
         assert end.isfinite().all()
+
+
+def unreadable(rank: int, size: int, path: str) -> tuple[str, float, Any]:
+    """Learning rates of NumPy's are plain numbers in a checkpoint; what could not be loaded again is refused on all ranks."""
+    milestones = Counter({3: 1})
+    with attached("topk", Awkward(), adam) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, rank)
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(comm, path, {"dice": np.random.default_rng(0).random(2)} if rank == 1 else {})
+        optimizer.param_groups[0]["lr"] = np.float64(0.005)
+        checkpoint.save(comm, path, {"milestones": milestones, "best": np.float32(0.5)})
+    with attached("topk", Awkward(), adam) as (_, optimizer, comm):
+        extra = checkpoint.load(comm, path)
+        assert type(extra["best"]) is float
+        return str(caught.value), optimizer.param_groups[0]["lr"], extra["milestones"]
+
+
+@gang
+def test_what_is_saved_can_be_loaded(gang2: Gang, tmp_path: Path) -> None:
+    for said, rate, milestones in gang2.run(unreadable, str(tmp_path / "a")):
+        assert "rank 1 cannot save" in said
+        assert "torch.from_numpy(array)" in said
+        assert (type(rate), rate) == (float, 0.005)
+        assert [*milestones.elements()] == [3]
 
 
 def saved_own(rank: int, size: int, recipe: str, path: str) -> Tensor:

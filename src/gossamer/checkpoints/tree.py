@@ -2,16 +2,18 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.checkpoints.chunks import Box, everything
 from gossamer.checkpoints.folder import Folder
-from gossamer.core.errors import CheckpointError
+from gossamer.core.errors import CheckpointError, plainly
 
 PLACE = "gossamer/tensor"  # key that replaces a tensor in a tree
 
@@ -21,7 +23,9 @@ def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors[name] = tree.detach()
         return {PLACE: name}
-    if isinstance(tree, Mapping):
+    if isinstance(tree, np.generic):  # such as a learning rate that a schedule has computed: nothing but plain numbers is read
+        return tree.item()
+    if isinstance(tree, Mapping) and not isinstance(tree, Counter):
         return {k: clear(v, f"{name}/{k}" if name else str(k), tensors) for k, v in tree.items()}
     if type(tree) in (list, tuple):
         return type(tree)(clear(v, f"{name}/{i}", tensors) for i, v in enumerate(tree))
@@ -32,7 +36,7 @@ def fill(tree: Any, find: Callable[[str], Tensor]) -> Any:
     """Return the tree with tensors in place of their names; the inverse of `clear`."""
     if isinstance(tree, dict) and tree.keys() == {PLACE}:
         return find(tree[PLACE])
-    if isinstance(tree, dict):
+    if isinstance(tree, dict) and not isinstance(tree, Counter):
         return {k: fill(v, find) for k, v in tree.items()}
     return type(tree)(fill(v, find) for v in tree) if type(tree) in (list, tuple) else tree
 
@@ -46,10 +50,18 @@ def mean_of_ranks(held: Sequence[Tensor], ranks: int) -> Tensor:
 
 
 def pack(value: Any) -> Tensor:
-    """Serialize a value with torch.save into a tensor of bytes."""
+    """Serialize a value with torch.save into a tensor of bytes; raise an error if `unpack` would not read it."""
     file = io.BytesIO()
-    torch.save(value, file)
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    try:
+        torch.save(value, file)
+        packed = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        unpack(packed)
+    except Exception as error:
+        raise CheckpointError(
+            f"this could not be loaded again, since loading runs no code: {plainly(error)}; keep tensors, numbers, texts, lists and "
+            "dictionaries, such as torch.from_numpy(array), in `extra` and in what optimizers hold"
+        ) from None
+    return packed
 
 
 def unpack(tensor: Tensor) -> Any:

@@ -32,11 +32,15 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
     if order is not None:
         tree[ORDER] = order.state_dict()
-    tensors = dict[str, Tensor]()
-    tensors["frame"] = pack(clear(tree, "", tensors))
+    tensors, problem = dict[str, Tensor](), ""
+    cleared = clear(tree, "", tensors)
+    try:
+        tensors["frame"] = pack(cleared)
+    except CheckpointError as error:
+        problem = str(error)
     sums = {name: digest(local_part(t)) for name, t in tensors.items()}
     taken, holds = (Path(path) / ".metadata").exists(), comm._holds_the_consensus()
-    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": taken, "holds": holds})
+    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": taken, "holds": holds, "problem": problem})
     _check_together(everyone, path)
     equal = _equal(tensors, [answer["sums"] for answer in everyone], comm.worker.replica.size)
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
@@ -61,8 +65,11 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
 
 
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
-    """Raise an error if ranks are at different steps, or the folder holds a checkpoint."""
+    """Raise an error if ranks are at different steps, one of them cannot be saved, or the folder holds a checkpoint."""
     steps = [reply["step"] for reply in everyone]
+    for rank, reply in enumerate(everyone):
+        if reply["problem"]:
+            raise CheckpointError(f"rank {rank} cannot save to {path}: {reply['problem']}")
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks are at steps {steps}; save when all ranks are at the same step")
     if any(reply["taken"] for reply in everyone):
