@@ -230,6 +230,14 @@ def test_the_dense_ring_of_a_step_is_that_of_the_ranks_that_were_there() -> None
     assert meter.mark().dense - before.dense == 10 * bytes_ + 10 * 2 * 3 / 4 * bytes_
 
 
+def test_a_logged_loss_keeps_no_graph() -> None:
+    """Of a step whose backward() is left out it would hold all activations, and auto() keeps the losses of 64 steps."""
+    with attached("terngrad") as (model, _, comm):
+        comm.log(loss=loss_of(model, 0, 1))
+        assert isinstance(comm.worker.loss, Tensor)
+        assert not comm.worker.loss.requires_grad
+
+
 @pytest.mark.parametrize("recipe", ["terngrad", "slowmo(3)", "sgp", "backup"])
 def test_a_world_of_one_is_told_too(recipe: str) -> None:
     told: Told = []

@@ -139,11 +139,12 @@ class Communicator(RunFacts):
         """
         self.meter.log(loss, held_out)
         if loss is not None:
-            self.worker.loss = loss
+            self.loss(loss)
 
     def loss(self, loss: Tensor | float) -> None:
         """Pass the loss to the controller only; older form of `log(loss=loss)`."""
-        self.worker.loss = loss
+        # What is kept until the next steps must not hold the graph of one that no backward() frees, nor all its activations.
+        self.worker.loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     # -- the consensus -----------------------------------------------------------------------------------------------
 
