@@ -449,6 +449,12 @@ def test_backup_workers_refuse_what_late_ranks_cannot_follow(options) -> None:
         gossamer.attach(model, optimizer, "backup", **options)
 
 
+def test_a_scaler_that_is_off_is_none() -> None:
+    with attached("backup", scaler=torch.amp.GradScaler("cpu", enabled=False)) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, 0)
+        assert comm.step == 1
+
+
 def test_a_forgotten_process_group_is_no_reason_to_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     model, optimizer = of(Awkward())
