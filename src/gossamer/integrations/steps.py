@@ -46,6 +46,7 @@ class StepLoop:
         self.before_step: Callable[[], None] | None = None  # called before each optimizer step, and each missed update
         self.on_new_channels: Callable[[], None] = _do_nothing
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
+        self.refuse_to_add: Callable[[], None] = _do_nothing  # called where a backward pass adds to averaged gradients
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
@@ -175,6 +176,8 @@ class StepLoop:
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.averaging.finite:
             self.doubts.never_stepped(thrown_away)
+            if not thrown_away:
+                self.refuse_to_add()
         self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
