@@ -318,6 +318,18 @@ def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> No
     torch.testing.assert_close(*ends)
 
 
+def test_a_step_that_is_left_out_in_its_midst_leaves_the_next_one_all_micro_batches() -> None:
+    with attached("allreduce + every_step(micro_batches=3)") as (_, _, comm):
+        with comm.accumulating():
+            pass
+        comm.skip()
+        lasts = list[bool]()
+        for _ in range(3):
+            with comm.accumulating() as last:
+                lasts.append(last)
+    assert lasts == [False, False, True]
+
+
 class Stumbling(torch.optim.SGD):
     """Its second step raises an error, as one that runs out of memory does."""
 
