@@ -352,6 +352,10 @@ def test_a_loop_that_goes_on_after_an_error_in_the_optimizers_step_has_its_own_r
             small_step(model, optimizer, comm, 0)
         assert comm.step == 3
         assert optimizer.param_groups[0]["lr"] == 0.1
+        optimizer.calls = 1  # pyright: ignore
+        with pytest.raises(RuntimeError, match="out of memory"):
+            small_step(model, optimizer, comm, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
 
 
 def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:

@@ -79,7 +79,7 @@ class StepLoop:
             before: Any = torch.compiler.disable(self._before_step)
             after: Any = torch.compiler.disable(self._after_step)
             handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
-        return handles
+        return [*handles, self.worker.update_step]
 
     def _leave(self) -> None:
         self.fabric.run(self.worker.leave(), "detach", self.worker.step - 1)

@@ -71,9 +71,7 @@ class UpdateStep:
 
     def enter(self, optimizer: Any) -> None:
         """Set the optimizer's rates to those of the schedule, before its step."""
-        for group, (users, raised) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
-            if group["lr"] is raised:  # its last step ended in an error, and the user has not set another rate since
-                group["lr"] = users
+        self._give_back(optimizer)
         factor = self._worker.recipe.schedule.shape.lr_factor
         if factor != 1:
             self._rates[optimizer] = [(group["lr"], group["lr"] * factor) for group in optimizer.param_groups]
@@ -101,6 +99,17 @@ class UpdateStep:
         for p, direction in self._taken:
             p.grad = direction
         self._taken.clear()
+
+    def remove(self) -> None:
+        """Give all optimizers the user's rates back."""
+        for optimizer in [*self._rates]:
+            self._give_back(optimizer)
+
+    def _give_back(self, optimizer: Any) -> None:
+        """Restore the rates of a step that ended in an error, unless the user has set others since."""
+        for group, (users, raised) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            if group["lr"] is raised:
+                group["lr"] = users
 
     def make_up(self, missed: LateUpdate, step: Callable[[], object], before: Callable[[], None] | None = None) -> None:
         """Apply an update that this rank missed, with the agreed rates; `before` is what the user does before a step."""
