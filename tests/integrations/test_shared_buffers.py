@@ -164,7 +164,7 @@ def after_rounds(rank: int, size: int, recipe: str) -> Tensor:
         return torch.cat([model.norm.running_mean, model.norm.running_var])
 
 
-@pytest.mark.parametrize("recipe", ["slowmo(2)", "cocod(2)", "easgd(2)", "eager(2)", "noloco(2)"])
+@pytest.mark.parametrize("recipe", ["slowmo(2)", "cocod(2)", "easgd(2)", "eager_diloco(2)", "noloco(2)"])
 def test_running_statistics_are_shared_at_the_ends_of_rounds(gang2: Gang, recipe: str) -> None:
     assert same(*gang2.run(after_rounds, recipe))
 
