@@ -268,7 +268,6 @@ def program(
         else:
             take = partial(descend, replica, averages)
             yield from worker.train_step(gradients, take, replica.optimizer.step, arrive)
-        worker.update_step.leave(replica.optimizer)
     if not alone:
         yield from worker.rest()
 
@@ -310,6 +309,7 @@ def descend(replica: Replica, averages: bool) -> bool:
         worker.redirect()
         worker.update_step.enter(replica.optimizer)
         replica.optimizer.step()
+        worker.update_step.leave(replica.optimizer)
     return finite
 
 

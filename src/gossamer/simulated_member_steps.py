@@ -144,7 +144,6 @@ class MemberSteps:
                 raise
         worker.end_step(descended)
         self.stage = 0
-        worker.update_step.leave(self._replica.optimizer)
         self._training.made(self._rank, step, (yield from now()), loss)
         yield from self._between_steps()
 

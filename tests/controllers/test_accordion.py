@@ -452,6 +452,23 @@ def test_the_rate_grows_at_the_same_step_as_the_batch() -> None:
     assert ranks[0].optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_a_batch_of_two_micro_batches_grows_too_and_the_rate_by_as_much_from_its_own() -> None:
+    def downhill(model: torch.nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = torch.ones_like(x)
+        return 0.0
+
+    recipe = "allreduce + every_step(micro_batches=2, rate=0.5) + accordion_batch(8, 2, interval=1)"
+    ranks = make(recipe, 2, lambda: Flat(3), sgd(0.5, 0.0))
+    moved = list[float]()
+    for _ in range(6):
+        before = parameters(ranks)[0]
+        train(ranks, downhill, 1)
+        moved.append(float((before - parameters(ranks)[0])[0]))
+    assert moved == [0.25] * 4 + [1.0] * 2
+    assert ranks[0].worker.recipe.schedule.shape.micro_batches == 8
+
+
 def test_micro_batches_are_averaged() -> None:
     drawn = iter(range(100))
 

@@ -285,6 +285,79 @@ def test_a_batch_grows_alone_and_is_not_grown_by_a_gradient_that_is_not_finite()
         assert seen == grown
 
 
+@pytest.mark.parametrize("recipe", ["distributed_lion", "accordion_batch(epoch=2, factor=4, interval=1)"])
+def test_sparse_gradients_go_through_updates_and_controllers(recipe: str) -> None:
+    made = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 2))
+    with attached(recipe, made, lambda m: torch.optim.SGD(m.parameters(), lr=0.1)) as (model, optimizer, comm):
+        for step in range(1, 4):
+            before = flat(model)
+            optimizer.zero_grad()
+            model(torch.tensor([step])).square().sum().backward()
+            optimizer.step()
+            assert not same(before, flat(model))
+        assert comm.step == 3
+
+
+def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> None:
+    ends = list[torch.Tensor]()
+    for fused, unscales in ((True, False), (True, True), (False, False)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with attached(
+            "distributed_lion", optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.01, fused=fused), scaler=scaler
+        ) as (model, optimizer, _):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, 0, 1)).backward()
+            if fused and not unscales:
+                with pytest.raises(AttachError, match=r"SGD\(fused=True\) under lion\(.*scaler.unscale_\(optimizer\)"):
+                    scaler.step(optimizer)
+                continue
+            if unscales:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            ends.append(flat(model))
+    torch.testing.assert_close(*ends)
+
+
+def test_a_step_that_is_left_out_in_its_midst_leaves_the_next_one_all_micro_batches() -> None:
+    with attached("allreduce + every_step(micro_batches=3)") as (_, _, comm):
+        with comm.accumulating():
+            pass
+        comm.skip()
+        lasts = list[bool]()
+        for _ in range(3):
+            with comm.accumulating() as last:
+                lasts.append(last)
+    assert lasts == [False, False, True]
+
+
+class Stumbling(torch.optim.SGD):
+    """Its second step raises an error, as one that runs out of memory does."""
+
+    calls = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore
+        self.calls += 1
+        if self.calls == 2:
+            raise RuntimeError("out of memory")
+        return super().step(closure)  # pyright: ignore
+
+
+@pytest.mark.parametrize("recipe", ["allreduce + every_step(rate=2.0)", "slowmo(2, buffers='reset')"])
+def test_a_loop_that_goes_on_after_an_error_in_the_optimizers_step_has_its_own_rate(recipe: str) -> None:
+    with attached(recipe, optimizer=lambda m: Stumbling(m.parameters(), lr=0.1)) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, 0)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            small_step(model, optimizer, comm, 0)
+        for _ in range(2):
+            small_step(model, optimizer, comm, 0)
+        assert comm.step == 3
+        assert optimizer.param_groups[0]["lr"] == 0.1
+        optimizer.calls = 1  # pyright: ignore
+        with pytest.raises(RuntimeError, match="out of memory"):
+            small_step(model, optimizer, comm, 0)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def _gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
     """What a closure does."""
     optimizer.zero_grad()
@@ -390,6 +463,12 @@ def test_backup_workers_refuse_what_late_ranks_cannot_follow(options) -> None:
     model, optimizer = of(Awkward())
     with pytest.raises(AttachError, match=r"backup_workers\(\)"):
         gossamer.attach(model, optimizer, "backup", **options)
+
+
+def test_a_scaler_that_is_off_is_none() -> None:
+    with attached("backup", scaler=torch.amp.GradScaler("cpu", enabled=False)) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, 0)
+        assert comm.step == 1
 
 
 def test_a_forgotten_process_group_is_no_reason_to_train_alone(monkeypatch: pytest.MonkeyPatch) -> None:

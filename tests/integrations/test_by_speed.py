@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from tests.gang import Gang
-from tests.integrations.loops import attached, flat, loss_of, same
+from tests.integrations.loops import Awkward, attached, flat, loss_of, same
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError, GossamerError
@@ -33,6 +34,33 @@ def one_is_slow(rank: int, size: int, recipe: str) -> tuple[int, int, Tensor]:
 def test_a_slow_rank_takes_fewer_steps_and_all_end_with_one_model(gang2: Gang) -> None:
     (fast, first, model), (slow, other, twin) = gang2.run(one_is_slow, "allreduce + by_speed(local_sgd(4))")
     assert (fast, first, other) == (EVERY * ROUNDS, EVERY * ROUNDS, EVERY * ROUNDS)
+    assert slow < fast
+    assert same(model, twin)
+
+
+class Rotary(Awkward):
+    """With a float buffer that never changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("inv_freq", torch.linspace(0.1, 1.0, 8))
+
+
+def one_is_slow_with_buffers(rank: int, size: int) -> tuple[int, Tensor]:
+    with attached("allreduce + by_speed(local_sgd(4))", Rotary(), buffers="average") as (model, optimizer, comm):
+        taken = 0
+        while comm.step < EVERY * ROUNDS:
+            optimizer.zero_grad()
+            loss_of(model, rank, taken := taken + 1).backward()
+            time.sleep(SLOW if rank == 1 else 0.0)
+            optimizer.step()
+        comm.check_sync()
+        return taken, flat(model)
+
+
+def test_ranks_that_take_unequal_steps_ask_for_changed_buffers_at_one_place(gang2: Gang) -> None:
+    """Who takes fewer steps jumps to the last one of the round, and had not asked before it, as the others had."""
+    (fast, model), (slow, twin) = gang2.run(one_is_slow_with_buffers)
     assert slow < fast
     assert same(model, twin)
 

@@ -4,10 +4,12 @@ import io
 import os
 import pickle
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -143,6 +145,52 @@ def test_other_ranks_start_from_the_consensus(gang4: Gang, gang2: Gang, recipe: 
     for begun, moments, end in gang2.run(loaded_elsewhere, recipe, str(tmp_path / "a")):
         assert same(begun, agreed)
         assert moments.abs().sum() > 0
+        assert end.isfinite().all()
+
+
+def unreadable(rank: int, size: int, path: str) -> tuple[str, float, Any]:
+    """Learning rates of NumPy's are plain numbers in a checkpoint; what could not be loaded again is refused on all ranks."""
+    milestones = Counter({3: 1})
+    with attached("topk", Awkward(), adam) as (model, optimizer, comm):
+        small_step(model, optimizer, comm, rank)
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.save(comm, path, {"dice": np.random.default_rng(0).random(2)} if rank == 1 else {})
+        optimizer.param_groups[0]["lr"] = np.float64(0.005)
+        checkpoint.save(comm, path, {"milestones": milestones, "best": np.float32(0.5)})
+    with attached("topk", Awkward(), adam) as (_, optimizer, comm):
+        extra = checkpoint.load(comm, path)
+        assert type(extra["best"]) is float
+        return str(caught.value), optimizer.param_groups[0]["lr"], extra["milestones"]
+
+
+@gang
+def test_what_is_saved_can_be_loaded(gang2: Gang, tmp_path: Path) -> None:
+    for said, rate, milestones in gang2.run(unreadable, str(tmp_path / "a")):
+        assert "rank 1 cannot save" in said
+        assert "torch.from_numpy(array)" in said
+        assert (type(rate), rate) == (float, 0.005)
+        assert [*milestones.elements()] == [3]
+
+
+def saved_own(rank: int, size: int, recipe: str, path: str) -> Tensor:
+    with attached(recipe, Awkward(), adam) as (model, optimizer, comm):
+        while comm.step < 4:
+            small_step(model, optimizer, comm, rank)
+        checkpoint.save(comm, path)
+        return flat(model)
+
+
+@gang
+@pytest.mark.parametrize(
+    "recipe", ["bmuf(3, momentum=0.5, nesterov=True)", "eager_diloco(2)", "easgd(3)", "allreduce + post_local(1, eager(3))"]
+)
+def test_other_ranks_start_from_the_mean_of_those_that_trained_where_the_consensus_is_another(
+    gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path
+) -> None:
+    """From the consensus they would lose what a look-ahead, or their own progress, is ahead of it."""
+    mean = torch.stack(gang4.run(saved_own, recipe, str(tmp_path / "a"))).double().mean(0)
+    for begun, _, end in gang2.run(loaded_elsewhere, recipe, str(tmp_path / "a")):
+        torch.testing.assert_close(begun.double(), mean, rtol=1e-6, atol=1e-7)
         assert end.isfinite().all()
 
 

@@ -1,5 +1,6 @@
 """Models that FSDP2 shards inside a replica train as dense ones do, and send only between replicas."""
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.integrations.sharded import adamw, cut, dense, full, loss_of, mesh_of
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.core.errors import AttachError
 
 pytestmark = [
     pytest.mark.gang,
@@ -112,6 +114,33 @@ def test_allreduce_is_torchs_own_hsdp(gang4: Gang, how: str, kind: str) -> None:
         for a, b in zip(wanted, found, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=0 if how != "no_sync" else 1e-7)
         assert all(same(a, b) for a, b in zip(after, before, strict=True))
+
+
+def averaged_one_by_one(rank: int, size: int) -> list[str]:
+    """Each of two micro-batches is averaged, as FSDP2 does it in a loop that says nothing."""
+    said = list[str]()
+    for factor in (None, 1.0):
+        with sharded.attached("allreduce", mesh_of(2), OPTIMIZERS["sgd"]) as (model, _, _), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fsdp: Any = model
+            if factor is not None:
+                fsdp.set_gradient_divide_factor(factor)
+                fsdp.set_force_sum_reduction_for_comms(True)
+            try:
+                for micro in range(2):
+                    loss_of(model, rank // 2, micro, rank % 2).backward()
+                said.append("")
+            except AttachError as refused:
+                said.append(str(refused))
+    return said
+
+
+def test_a_divide_factor_and_averages_of_each_micro_batch_are_refused(gang4: Gang) -> None:
+    """The first gradient would count as many times as there are replicas."""
+    for without, with_factor in gang4.run(averaged_one_by_one):
+        assert without == ""
+        assert "set_gradient_divide_factor()" in with_factor
+        assert "comm.no_sync()" in with_factor
 
 
 def with_muon(rank: int, size: int) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tests.gang import Gang
-from tests.integrations.loops import SMALL, attached, flat, loss_of, same
+from tests.integrations.loops import DEADLINE, SMALL, Awkward, attached, flat, loss_of, same
 
+import gossamer
 from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
@@ -249,6 +250,55 @@ def test_a_rank_that_spoils_every_round_is_named(gang2: Gang) -> None:
         assert (dropped, spoilt) == (12, {1: 12})
         assert len(said) == 1
         assert "the last 10 averages were not finite because of rank 1" in said[0]
+
+
+def first_of_two_left_out(rank: int, size: int) -> float:
+    """The scaler leaves out the first of two optimizers, and the loop then leaves out the second."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = Awkward()
+    parts = [[model.matrix], [p for name, p in model.named_parameters() if name != "matrix"]]
+    optimizers = [torch.optim.SGD(part, lr=0.05) for part in parts]
+    with (
+        gossamer.attach(model, optimizers, "allreduce", scaler=scaler, deadline=DEADLINE) as comm,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        for i in range(1, 4):
+            model.zero_grad()
+            factor = float("inf") if (rank, i) == (1, 2) else 1.0
+            scaler.scale(loss_of(model, rank, i) * factor).backward()
+            for optimizer in optimizers[: 1 if i == 2 else 2]:
+                scaler.step(optimizer)
+            scaler.update()
+        assert comm.step == 3
+        return comm.metrics()["skipped_steps"]
+
+
+def test_a_step_in_which_no_optimizer_stepped_is_a_skipped_one(gang2: Gang) -> None:
+    assert gang2.run(first_of_two_left_out) == [1.0, 1.0]
+
+
+def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(40, 4, sparse=True), torch.nn.Linear(4, 1))
+    with attached("allreduce", model, scaler=scaler) as (model, optimizer, comm):
+        held = list[torch.Tensor]()
+        for i in range(1, 4):
+            optimizer.zero_grad()
+            factor = float("inf") if (rank, i) == (1, 2) else 1.0
+            scaler.scale(model(torch.tensor([rank, i])).square().sum() * factor).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            held.append(flat(model))
+        assert comm.step == 3
+        return held[0], held[1], comm.spoilt
+
+
+def test_an_overflow_of_a_sparse_gradient_skips_the_step_too(gang2: Gang) -> None:
+    for before, after, spoilt in gang2.run(sparse_overflow):
+        assert same(before, after)
+        assert spoilt == {1: 1}
 
 
 def saved_after_a_skip(rank: int, size: int, resume: bool) -> torch.Tensor:

@@ -9,10 +9,14 @@ import torch.distributed as dist
 from tests.gang import Gang
 from tests.integrations.loops import SMALL, Awkward, attached, flat, loss_of, same, sgd, small_step
 from tests.integrations.test_backup import milestones
+from tests.runtime.gym import Flat, make
 from torch import Tensor
 
 import gossamer
 from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Present
+from gossamer.fabrics.ledger import Ledger
+from gossamer.integrations.metrics import Meter
 from gossamer.runtime import Worker
 
 Told = list[tuple[int, dict[str, float]]]
@@ -206,6 +210,32 @@ def test_after_a_checkpoint_steps_go_on_and_rates_start_anew(gang2: Gang) -> Non
         assert told[1][1]["sent_bytes"] == loaded["sent_bytes"] + told[1][1]["sent_bytes_per_step"] * 3
         assert told[1][1]["sent_bytes_per_step"] == told[0][1]["sent_bytes_per_step"]
         assert told[1][1]["ratio_to_dense"] == told[0][1]["ratio_to_dense"]
+
+
+def test_the_dense_ring_of_a_step_is_that_of_the_ranks_that_were_there() -> None:
+    """Counted with those that are left, the dense bytes of a long run fell when ranks were lost, and the recent ratio was negative."""
+    worker = make("allreduce", 4, Flat)[0].worker
+    meter = Meter(worker, Ledger(), None, 1)
+    bytes_ = 8 * 5
+    worker.step = 101
+    before = meter.mark()
+    assert before.dense == 100 * 2 * 3 / 4 * bytes_
+    with pytest.warns(RuntimeWarning, match="is lost"):
+        worker.ranks.renumber(Present(0, (0, 2), (0, 0)))
+    worker.step = 111
+    assert meter.mark().dense - before.dense == 10 * bytes_
+    with pytest.warns(RuntimeWarning, match="is back"):
+        worker.ranks.renumber(Present(0, (0, 1, 2, 3), (0, 1, 0, 1)))
+    worker.step = 121
+    assert meter.mark().dense - before.dense == 10 * bytes_ + 10 * 2 * 3 / 4 * bytes_
+
+
+def test_a_logged_loss_keeps_no_graph() -> None:
+    """Of a step whose backward() is left out it would hold all activations, and auto() keeps the losses of 64 steps."""
+    with attached("terngrad") as (model, _, comm):
+        comm.log(loss=loss_of(model, 0, 1))
+        assert isinstance(comm.worker.loss, Tensor)
+        assert not comm.worker.loss.requires_grad
 
 
 @pytest.mark.parametrize("recipe", ["terngrad", "slowmo(3)", "sgp", "backup"])

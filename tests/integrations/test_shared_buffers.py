@@ -157,6 +157,18 @@ def statistics(rank: int, size: int, policy: Any, steps: int) -> tuple[Tensor, T
         return torch.cat([model.norm.running_mean, model.norm.running_var]), flat(model), sent, labels
 
 
+def after_rounds(rank: int, size: int, recipe: str) -> Tensor:
+    with attached(recipe, Masked(), buffers="average") as (model, optimizer, _):
+        for step in range(1, 5):
+            one_step(model, optimizer, rank, step)
+        return torch.cat([model.norm.running_mean, model.norm.running_var])
+
+
+@pytest.mark.parametrize("recipe", ["slowmo(2)", "cocod(2)", "easgd(2)", "eager_diloco(2)", "noloco(2)"])
+def test_running_statistics_are_shared_at_the_ends_of_rounds(gang2: Gang, recipe: str) -> None:
+    assert same(*gang2.run(after_rounds, recipe))
+
+
 def test_running_statistics_are_means_of_double_precision_and_travel_in_their_own(gang4: Gang) -> None:
     own, shared = gang4.run(statistics, "local", 1), gang4.run(statistics, "average", 1)
     mean = torch.stack([s for s, *_ in own]).double().sum(0) / 4

@@ -5,6 +5,7 @@ import torch
 from tests.laws.blocks import block, roundtrip
 from tests.laws.crew import Crew, mean
 from tests.memories.convex import Point, Problem
+from tests.runtime.gym import Flat, make, parameters, sgd
 from torch import Tensor, nn
 
 from gossamer.codecs import TopK
@@ -60,6 +61,23 @@ def test_updates_and_what_is_kept_add_up_over_any_schedule_of_rates(exchange: st
         got = got + lr * crew.step(gradients(3, step), lr=lr)
         given = given + lr * mean(gradients(3, step))
     torch.testing.assert_close(got + 0.3 * (crew.mean_of("residual") + crew.owed()), given, rtol=1e-9, atol=1e-9)
+
+
+def test_what_is_kept_keeps_its_weight_when_a_controller_raises_the_schedules_rate() -> None:
+    """What was held back at a rate of 1 counted four times when it was sent at a rate of 4."""
+    slope = torch.arange(1.0, 6.0, dtype=torch.float64)
+
+    def downhill(model: nn.Module, rank: int, step: int) -> float:
+        x = model.get_parameter("x")
+        x.grad = slope.clone()
+        return 0.0
+
+    recipe = "gather(topk(ratio=0.2)) + error_feedback(units='update') + accordion_batch(4, 2, interval=1, threshold=10.0)"
+    ranks = make(recipe, 2, Flat, sgd(0.125, 0.0))
+    before = parameters(ranks)[0]
+    train(ranks, downhill, 7)  # four steps at the first rate, three at four times that
+    owed = sum(r.worker.loop.averages.residuals()[0] for r in ranks) / len(ranks)  # pyright: ignore
+    torch.testing.assert_close(before - parameters(ranks)[0] + owed, 0.125 * (4 + 3 * 4) * slope)
 
 
 @pytest.mark.parametrize(("codec", "grid"), [("bf16", 2.0**-7), ("fp16", 2.0**-10)])

@@ -51,6 +51,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
     "sgp + accordion_batch(2, 3)": ("has nothing to change", "gossip()"),
     "scatter(qsgd()) + gossip()": ("would send nothing", "'allreduce(fp32()) + gossip()'"),
     "topk + gossip(choco(topk()))": ("the error does not vanish", "gossip(choco(topk()))"),
+    "nodes(allreduce(fp32()), 2) + post_local(4, noloco(2))": (
+        "sends models from rank to rank, not by nodes",
+        "leave the nodes out",
+    ),
     "allreduce + gossip(exact=1)": ("or more than every (1 steps), got 1", "local_sgd()"),
     "allreduce + gossip(warmup=-1)": ("warmup must be 0 steps or more", "got -1"),
     "sgp(topology=switch(ring(), 0, complete()))": ("rounds must be 1 or more", "use complete() alone"),

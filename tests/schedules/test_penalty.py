@@ -48,6 +48,21 @@ def test_one_number_ends_l1_short_of_its_target(kind: str) -> None:
     assert loop(SGD[kind], "allreduce + every_step(l1=0.5)") == pytest.approx(1.5, abs=1e-6)
 
 
+def test_every_optimizer_has_the_threshold_of_its_own_step_at_a_rate_of_the_schedules() -> None:
+    """Only the last optimizer's threshold was multiplied by `rate`, as all steps are: the first ended at 1.75."""
+    model = nn.ModuleList([Point(), Point()])
+    descents = [torch.optim.SGD(point.parameters(), lr=0.05) for point in model]
+    with gossamer.attach(model, descents, "allreduce + every_step(rate=2.0, l1=0.5)"):
+        for _ in range(300):
+            for descent in descents:
+                descent.zero_grad()
+            sum((p - 2.0).square().sum() / 2 for p in model.parameters()).backward()  # pyright: ignore
+            for descent in descents:
+                descent.step()
+    for p in model.parameters():
+        assert float(p.detach()) == pytest.approx(1.5, abs=1e-6)
+
+
 def ranks_own(rank: int, size: int, recipe: str, momentum: float) -> float:
     return loop(partial(torch.optim.SGD, momentum=momentum), recipe, target=1.0 + 2 * rank)
 

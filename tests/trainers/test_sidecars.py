@@ -208,6 +208,25 @@ def test_more_ranks_than_the_one_that_saved_start_from_the_model_that_is_judged(
         assert not same(begun, own)
 
 
+def own_model_saved(rank: int, size: int, recipe: str, path: str) -> Tensor:
+    with attached(recipe) as (model, optimizer, comm):
+        while comm.step < 4:
+            small_step(model, optimizer, comm, rank)
+        public(comm, Path(path))
+        return flat(model)
+
+
+@pytest.mark.parametrize(
+    "recipe", ["bmuf(3, momentum=0.5, nesterov=True)", "bmuf(2, momentum=0.5, nesterov=True)", "eager_diloco(2)"]
+)
+def test_other_ranks_go_on_from_the_mean_of_those_that_trained_where_the_public_model_is_another(
+    gang2: Gang, gang4: Gang, recipe: str, tmp_path: Path
+) -> None:
+    mean = torch.stack(gang4.run(own_model_saved, recipe, str(tmp_path))).double().mean(0)
+    for begun, _ in gang2.run(judged_after_loading, recipe, str(tmp_path)):
+        torch.testing.assert_close(begun.double(), mean, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize(("nesterov", "wanted"), [(True, True), (False, False)])
 def test_accelerates_public_model_is_without_a_look_ahead(nesterov: bool, wanted: bool) -> None:
     """At the end of a round all models are equal, and under `nesterov` not what is evaluated."""

@@ -2,16 +2,18 @@
 
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.checkpoints.chunks import Box, everything
 from gossamer.checkpoints.folder import Folder
-from gossamer.core.errors import CheckpointError
+from gossamer.core.errors import CheckpointError, plainly
 
 PLACE = "gossamer/tensor"  # key that replaces a tensor in a tree
 
@@ -21,7 +23,9 @@ def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors[name] = tree.detach()
         return {PLACE: name}
-    if isinstance(tree, Mapping):
+    if isinstance(tree, np.generic):  # such as a learning rate that a schedule has computed: nothing but plain numbers is read
+        return tree.item()
+    if isinstance(tree, Mapping) and not isinstance(tree, Counter):
         return {k: clear(v, f"{name}/{k}" if name else str(k), tensors) for k, v in tree.items()}
     if type(tree) in (list, tuple):
         return type(tree)(clear(v, f"{name}/{i}", tensors) for i, v in enumerate(tree))
@@ -32,7 +36,7 @@ def fill(tree: Any, find: Callable[[str], Tensor]) -> Any:
     """Return the tree with tensors in place of their names; the inverse of `clear`."""
     if isinstance(tree, dict) and tree.keys() == {PLACE}:
         return find(tree[PLACE])
-    if isinstance(tree, dict):
+    if isinstance(tree, dict) and not isinstance(tree, Counter):
         return {k: fill(v, find) for k, v in tree.items()}
     return type(tree)(fill(v, find) for v in tree) if type(tree) in (list, tuple) else tree
 
@@ -46,10 +50,18 @@ def mean_of_ranks(held: Sequence[Tensor], ranks: int) -> Tensor:
 
 
 def pack(value: Any) -> Tensor:
-    """Serialize a value with torch.save into a tensor of bytes."""
+    """Serialize a value with torch.save into a tensor of bytes; raise an error if `unpack` would not read it."""
     file = io.BytesIO()
-    torch.save(value, file)
-    return torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    try:
+        torch.save(value, file)
+        packed = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        unpack(packed)
+    except Exception as error:
+        raise CheckpointError(
+            f"this could not be loaded again, since loading runs no code: {plainly(error)}; keep tensors, numbers, texts, lists and "
+            "dictionaries, such as torch.from_numpy(array), in `extra` and in what optimizers hold"
+        ) from None
+    return packed
 
 
 def unpack(tensor: Tensor) -> Any:
@@ -71,6 +83,7 @@ class ReadingRank(NamedTuple):
     ranks: int  # replicas, of which each may be several ranks; 0 to read what belongs to none of them
     shard: int
     shards: int
+    averages: frozenset[str] = frozenset()  # of the model's tensors: those of which it wants the mean, not the consensus
 
 
 class Saved:
@@ -91,6 +104,7 @@ class Saved:
         self._moved, self._is_public = size != reader.ranks, reader.ranks == 0
         self._ranks = list(range(size)) if self._moved else [reader.rank]
         self._shard = reader.shard if shards == reader.shards else 0
+        self._averages = frozenset[str]() if self._is_public else reader.averages
         if self._by_shard(size - 1, shards - 1, "contents") not in folder:
             raise CheckpointError(f"{folder.path} is damaged: it does not hold the entries of all {size} ranks")
         self._sums = {rank: [self._contents(rank, shard) for shard in range(shards)] for rank in {0, *self._ranks}}
@@ -110,12 +124,12 @@ class Saved:
                 return self._checked(once, first, name)
             if once not in self._folder:
                 return self._checked(f"model.{inner}", first, name)
-        if self._moved and inner != name:
-            return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
-        if self._moved and name.startswith("optimizer/"):
+        if self._moved and (name.startswith("optimizer/") or name in self._averages):
             own = {rank: self._own(rank, name) for rank in self._ranks}
             held = [self._checked(home, rank, name) for rank, home in own.items() if home is not None]
             return mean_of_ranks(held, len(self._ranks))
+        if self._moved and inner != name:
+            return self._checked(f"model.{inner}", 0, f"consensus/{inner}", name)
         return self._checked(self._own(first, name) or "", first, name)
 
     def _by_shard(self, rank: int, shard: int, name: str) -> str:

@@ -22,9 +22,9 @@ class AccordionBatch(Controller):
     """Accumulate `factor` micro-batches per step once the gradient has left its critical regime; never go back.
 
     It checks as `accordion` does, but the norm of the whole gradient, since all parameters share one batch; with
-    `per="parameter"` it checks every parameter, and none may be critical. When the batch grows, the learning rate is multiplied
-    by `factor` at the same step. The training loop reads `comm.accumulate`, or wraps its backward in `comm.accumulating()`. With
-    a single rank it checks that rank's gradients, as the optimizer gets them.
+    `per="parameter"` it checks every parameter, and none may be critical. When the batch grows, the learning rate grows by as
+    much at the same step: `factor` times from one micro-batch. The training loop reads `comm.accumulate`, or wraps its backward
+    in `comm.accumulating()`. With a single rank it checks that rank's gradients, as the optimizer gets them.
 
     Use: where large batches train well later but not at first.
 
@@ -66,10 +66,14 @@ class AccordionBatch(Controller):
         yield self._grown(recipe)
 
     def _grown(self, recipe: Any) -> Any:
-        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor)))
+        before = recipe.schedule.micro_batches
+        if before >= self.factor:
+            return recipe
+        rate = recipe.schedule.rate * self.factor / before
+        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=rate))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
-        if recipe.schedule.shape.micro_batches > 1 or self.factor == 1:
+        if recipe.schedule.micro_batches >= self.factor:
             return recipe
         looks = watch(self.epoch, self.interval, facts, state)
         if looks is None or any(critical(look, self.threshold) for look in self._judged(looks)):

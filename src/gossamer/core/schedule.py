@@ -49,6 +49,7 @@ class Shape:
     micro_batches: int = 1  # in one step
     lr_factor: float = 1.0  # on the learning rate while this schedule is in force
     counts_alike: bool = False  # some average gives all ranks equal weight, whatever their weights
+    evaluates_another: bool = False  # the consensus is not the mean of the models that ranks train
     lane: str = ""  # the comm thread for programs that run between steps; empty where there are none
     # Under members(), what a change of members costs: the step under way is dropped ("step"), the round's average runs again
     # ("round"), averages in flight run again ("flights"), or models are averaged exactly ("models"); empty: it cannot go on.

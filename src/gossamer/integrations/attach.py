@@ -113,6 +113,8 @@ def attach(
     >>> comm.detach()
     """
     check_callback(on_metrics, metrics_every)
+    if scaler is not None and not scaler.is_enabled():
+        scaler = None  # it changes nothing, as in a loop that has one for float16 only
     looped = model_inside(model)
     wrapper, holds = wrapper_of(looped), held(looped)
     model = looped

@@ -46,6 +46,7 @@ class Backward:
             self._scale = KnownScale(self.steps.scaler)
         self.worker.averaging.hand_over = self.worker.update_step.put
         self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
+        self.steps.refuse_to_add = self.held.refuse_to_add
         self.rebuild()
         return [self]
 

@@ -99,11 +99,11 @@ def load(
     """Load what `save` wrote, also with another number of ranks; return its `extra`.
 
     Attach first. All ranks call it together; if it fails on one rank it fails on all. With another number of ranks, all
-    start from the consensus, or from the model that all ranks held, and the mean of the optimizer states. A model that FSDP2
-    shards is cut into this run's shards, from any number of shards; what is not kept by element (the factors of `powersgd`)
-    begins anew then, with a warning, or is an error with `strict=True`. From a folder that
-    `dcp.save({"comm": comm, ...}, checkpoint_id=path)` wrote, it loads only the communicator or the DDP hook. No code in a
-    checkpoint is ever run.
+    start from the consensus, or from the model that all ranks held, and the mean of the optimizer states; from the mean of the
+    ranks' own models where the consensus is another (`eager`, `easgd`, `bmuf(nesterov=True)`). A model that FSDP2 shards is cut
+    into this run's shards, from any number of shards; what is not kept by element (the factors of `powersgd`) begins anew then,
+    with a warning, or is an error with `strict=True`. From a folder that `dcp.save({"comm": comm, ...}, checkpoint_id=path)`
+    wrote, it loads only the communicator or the DDP hook. No code in a checkpoint is ever run.
 
     `public_only=True` goes on with another recipe: from the consensus and the mean of the optimizer states, with memories and
     steps that begin at zero.

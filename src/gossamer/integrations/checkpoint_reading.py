@@ -69,9 +69,20 @@ def find_public(folder: Folder, comm: Attached, key: str) -> Found:
 def tree_of(folder: Folder, size: int, shards: int, comm: Communicator, ranks: int | None = None) -> dict[str, Any]:
     """Read model, optimizers and extra; what this run shards is cut as it is now. `ranks=0`: what belongs to no rank."""
     replica, cut_like = comm.worker.replica, _CutLike(comm)
-    reader = ReadingRank(comm.worker.rank, comm.worker.size if ranks is None else ranks, replica.index, replica.size)
+    averages = trained(comm) if comm.recipe.schedule.shape.evaluates_another else frozenset[str]()
+    reader = ReadingRank(
+        comm.worker.rank, comm.worker.size if ranks is None else ranks, replica.index, replica.size, averages
+    )
     saved = Saved(folder, size, shards, reader, cut_like.box)
     return fill(saved.frame(), lambda name: cut_like.whole(name, saved.tensor(name)))
+
+
+def trained(comm: Communicator) -> frozenset[str]:
+    """The names of all parameters that are trained; one that is tied has several."""
+    ours = {id(param.parameter) for param in comm.worker.params.values()}
+    return frozenset(
+        f"model/{name}" for name, p in comm.model.named_parameters(remove_duplicate=False) if id(p) in ours
+    )
 
 
 class _CutLike:

@@ -16,7 +16,7 @@ from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.verbs import Program
 from gossamer.integrations.all_ranks import facts_of_all, gathered
-from gossamer.integrations.checkpoint_reading import ORDER, DataOrder
+from gossamer.integrations.checkpoint_reading import ORDER, DataOrder, trained
 from gossamer.integrations.communicator import Communicator
 from gossamer.integrations.held_model import parts_of_parameters
 from gossamer.runtime import local_part
@@ -32,17 +32,21 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}
     if order is not None:
         tree[ORDER] = order.state_dict()
-    tensors = dict[str, Tensor]()
-    tensors["frame"] = pack(clear(tree, "", tensors))
+    tensors, problem = dict[str, Tensor](), ""
+    cleared = clear(tree, "", tensors)
+    try:
+        tensors["frame"] = pack(cleared)
+    except CheckpointError as error:
+        problem = str(error)
     sums = {name: digest(local_part(t)) for name, t in tensors.items()}
     taken, holds = (Path(path) / ".metadata").exists(), comm._holds_the_consensus()
-    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": taken, "holds": holds})
+    everyone = gathered(comm, {"step": comm.step, "sums": sums, "taken": taken, "holds": holds, "problem": problem})
     _check_together(everyone, path)
     equal = _equal(tensors, [answer["sums"] for answer in everyone], comm.worker.replica.size)
     if isinstance(comm.recipe.schedule, TrainsElsewhere):  # the stored `model` is then not the model that trains
         equal -= {name for name in equal if name.startswith("model/")}
     # Equal on all ranks, but not what is evaluated, such as a model with a look-ahead.
-    ahead = set[str]() if all(answer["holds"] for answer in everyone) else equal & _trained(comm)
+    ahead = set[str]() if all(answer["holds"] for answer in everyone) else equal & trained(comm)
     public = {name.removeprefix("model/"): tensors[name] for name in equal - ahead if name.startswith("model/")}
     model = _consensus(comm, public)
     if comm.worker.rank == 0:
@@ -60,15 +64,12 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     return {"comm": kept, "own": own} | ({"model": written} if written else {})
 
 
-def _trained(comm: Communicator) -> set[str]:
-    """The names of all parameters that are trained; one that is tied has several."""
-    ours = {id(param.parameter) for param in comm.worker.params.values()}
-    return {f"model/{name}" for name, p in comm.model.named_parameters(remove_duplicate=False) if id(p) in ours}
-
-
 def _check_together(everyone: list[dict[str, Any]], path: str | Path) -> None:
-    """Raise an error if ranks are at different steps, or the folder holds a checkpoint."""
+    """Raise an error if ranks are at different steps, one of them cannot be saved, or the folder holds a checkpoint."""
     steps = [reply["step"] for reply in everyone]
+    for rank, reply in enumerate(everyone):
+        if reply["problem"]:
+            raise CheckpointError(f"rank {rank} cannot save to {path}: {reply['problem']}")
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks are at steps {steps}; save when all ranks are at the same step")
     if any(reply["taken"] for reply in everyone):

@@ -114,6 +114,7 @@ class Communicator(RunFacts):
 
         Schedules still count the step. Memories are as if its gradients had never been averaged.
         """
+        self._micro = 0  # its micro-batches are none of the next step
         if self.fabric.size > 1:
             self._steps.skip()
 

@@ -222,6 +222,16 @@ class ShardedModel:
             gradient.mul_(self._size if self._members is None else len(self._members.present.ranks))
 
 
+    def refuse_to_add(self) -> None:
+        """With a factor of the user's, what was averaged before would be multiplied a second time."""
+        if any(group.gradient_divide_factor is not None for group in self._groups):
+            raise AttachError(
+                "several backward() passes before one optimizer.step(), each of which is averaged, with set_gradient_divide_factor(): the "
+                "earlier ones would count as many times as there are replicas; run all but the last one under comm.no_sync(), or after "
+                "model.set_requires_all_reduce(False)"
+            )
+
+
 class _Probe(nn.Module):
     def __init__(self, rows: int, device: str) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from gossamer.core.errors import AttachError
 from gossamer.core.stream_events import StreamMark
 from gossamer.integrations.checks.introspection import is_called_by_scaler
 from gossamer.integrations.checks.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
@@ -73,6 +74,19 @@ class KnownScale:
 
     def _held(self) -> Tensor | None:
         return getattr(self._scaler, "_scale", None)
+
+
+def refuse_scaled(recipe: Recipe, optimizer: Optimizer) -> None:
+    """Refuse an `optimizer.step()` that would divide the direction of the recipe's update by the loss scale.
+
+    A scaler leaves the gradients of a fused optimizer scaled and hands it the scale, unless they were unscaled before.
+    """
+    if recipe.update is not None and getattr(optimizer, "grad_scale", None) is not None:
+        raise AttachError(
+            f"{type(optimizer).__name__}(fused=True) under {recipe.update} with a GradScaler: it divides what it is given by the loss "
+            "scale, but the update gives it a direction, which has none, and nothing would move; call scaler.unscale_(optimizer) before "
+            "scaler.step(optimizer), or leave fused out"
+        )
 
 
 def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:

@@ -46,6 +46,9 @@ class HeldModel(Protocol):
     def scale(self, parameter: Tensor, gradient: Tensor) -> None:
         """Multiply a gradient, so that its mean over replicas is what the user's loop expects."""
 
+    def refuse_to_add(self) -> None:
+        """Raise an error if a backward pass must not add to gradients that were averaged before."""
+
     def remove(self) -> None:
         """Give the model back as it was."""
 

@@ -56,6 +56,7 @@ class Meter:
         self.ledger.hear(event)
         match event:
             case Presence(step, rank, lost, back, left):
+                self._settle_dense(self.worker.size - len(back) + len(lost) + len(left))  # those of before
                 if self.events is not None:
                     self.events.presence(step, lost, back, left)
                 warn_of_changes(step, rank, lost, back, left, self._known)
@@ -110,8 +111,15 @@ class Meter:
 
     def grows(self) -> None:
         """Fix what a dense ring would have sent so far, before parameters are added."""
-        now = self.mark()
-        self._grown = now.step, now.dense
+        self._settle_dense(self.worker.size)
+
+    def _settle_dense(self, size: int) -> None:
+        """Fix what a dense ring would have sent so far, among so many ranks since it was fixed last."""
+        self._grown = self.worker.step - 1, self._dense(size)
+
+    def _dense(self, size: int) -> float:
+        since, settled = self._grown
+        return settled + _ring_bytes(self.worker, size) * (self.worker.step - 1 - since)
 
     def totals(self) -> dict[str, float]:
         """Return bytes, ratio to dense, waiting time, compression error and residual of the run so far."""
@@ -142,9 +150,8 @@ class Meter:
 
     def mark(self) -> Progress:
         """Return the counters of this moment."""
-        ledger, step, (since, settled) = self.ledger, self.worker.step - 1, self._grown
-        dense = settled + _ring_bytes(self.worker) * (step - since)
-        return Progress(step, dense, ledger.sent, ledger.received, ledger.exposed_seconds, perf_counter())
+        ledger, dense = self.ledger, self._dense(self.worker.size)
+        return Progress(self.worker.step - 1, dense, ledger.sent, ledger.received, ledger.exposed_seconds, perf_counter())
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker
@@ -214,10 +221,10 @@ def _ages(ages: Counter[int]) -> dict[str, float]:
     return {"staleness": sum(age * n for age, n in ages.items()) / ages.total(), "most_stale": float(max(ages))}
 
 
-def _ring_bytes(worker: Worker) -> float:
-    """Return the bytes that each rank sends in a ring all-reduce of all gradients, uncompressed."""
+def _ring_bytes(worker: Worker, size: int) -> float:
+    """Return the bytes that each of so many ranks sends in a ring all-reduce of all gradients, uncompressed."""
     dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
-    return 2 * (worker.size - 1) * dense / worker.size
+    return 2 * (size - 1) * dense / size
 
 
 def warn_of_changes(

@@ -47,6 +47,7 @@ class SharedBuffers:
             or self._asked is not None
             or worker.step <= self._begun
             or worker.averaging.resumes  # then ranks may be at different steps when members change
+            or worker.recipe.schedule.shape.skips_steps  # a rank learns only in the step that it is the round's last
             or not worker.recipe.schedule.is_synced(worker.step)
         ):
             return

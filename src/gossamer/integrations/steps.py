@@ -18,7 +18,7 @@ from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
 from gossamer.integrations.checks.wrappers import refuse_capture
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
-from gossamer.integrations.grad_scaler import ScalerHook, refuse_untold
+from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.joining import Plan
 from gossamer.integrations.metrics import Meter
@@ -46,6 +46,7 @@ class StepLoop:
         self.before_step: Callable[[], None] | None = None  # called before each optimizer step, and each missed update
         self.on_new_channels: Callable[[], None] = _do_nothing
         self.average_late: Callable[[], None] = _do_nothing  # averages gradients that backward has not seen
+        self.refuse_to_add: Callable[[], None] = _do_nothing  # called where a backward pass adds to averaged gradients
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
@@ -78,7 +79,7 @@ class StepLoop:
             before: Any = torch.compiler.disable(self._before_step)
             after: Any = torch.compiler.disable(self._after_step)
             handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
-        return handles
+        return [*handles, self.worker.update_step]
 
     def _leave(self) -> None:
         self.fabric.run(self.worker.leave(), "detach", self.worker.step - 1)
@@ -170,11 +171,13 @@ class StepLoop:
         inside = arriving is not None
         if self._done:
             self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
-            self._finish(descended=True, share=not inside)
+            self._finish(descended=any(self._done.values()), share=not inside)
             return
         thrown_away = self._gradients_are_gone(arriving)
         if inside and self.worker.averaging.finite:
             self.doubts.never_stepped(thrown_away)
+            if not thrown_away:
+                self.refuse_to_add()
         self._finish(descended=False, share=not inside, kept=not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
@@ -231,6 +234,7 @@ class StepLoop:
         call = self._serve(optimizer, args, kwargs)
         if self.state is StepState.DROPPED:
             return call
+        refuse_scaled(self.worker.recipe, optimizer)
         if not self._done:
             self._first_is_about_to_step(optimizer)
         self.worker.update_step.enter(optimizer)
@@ -239,10 +243,9 @@ class StepLoop:
     def _first_is_about_to_step(self, optimizer: Optimizer) -> None:
         if self.fabric.size > 1:
             self._check(optimizer)
-            if self._under_way is None:
-                self.begin()
-        elif self.worker.recipe.schedule.shape.works_alone:
-            # Nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
+        # On one rank nothing is averaged, but the schedule may do more than average, such as a penalty or a growing batch.
+        acts = self.fabric.size > 1 or self.worker.recipe.schedule.shape.works_alone
+        if acts and self._under_way is None:  # else the last call raised an error before the step was over
             self.begin()
         if self.before_step is not None:
             self.before_step()
@@ -290,6 +293,7 @@ class StepLoop:
     def _end_turn(self, optimizer: Optimizer, stepped: bool) -> None:
         self._done[optimizer] = stepped
         self._note(StepEvent.TURN)
+        self.worker.update_step.leave(optimizer)
         over = len(self._done) == len(self.optimizers)
         if over and self._under_way is None:
             self._done = {}
@@ -297,7 +301,6 @@ class StepLoop:
             self.worker.step += 1
         elif over:
             self._finish(descended=any(self._done.values()))
-        self.worker.update_step.leave(optimizer)
         if over and stepped:
             self.meter.step_ended()
         if over and self.parting is not None:

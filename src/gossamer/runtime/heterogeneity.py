@@ -84,5 +84,5 @@ def gradients_of(losses: Iterable[Tensor], parameters: Sequence[Tensor]) -> Iter
     """The flat gradient of each loss, computed without changing `.grad` or running hooks."""
     for loss in losses:
         found = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
-        flat = torch.cat([g.reshape(-1) for g in found])
+        flat = torch.cat([(g.to_dense() if g.is_sparse else g).reshape(-1) for g in found])
         yield flat.to(torch.promote_types(flat.dtype, torch.float32))

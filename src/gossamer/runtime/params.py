@@ -36,8 +36,11 @@ class Param(ABC):
 
     @property
     def gradient(self) -> Tensor | None:
+        """This rank's part of the gradient. It is dense: a sparse one can neither be flattened nor searched for its largest value."""
         grad = self.parameter.grad
-        return None if grad is None else self.local(grad)
+        if grad is None:
+            return None
+        return self.local(grad.to_dense() if grad.is_sparse else grad)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -20,7 +20,8 @@ class UpdateStep:
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._rates = dict[Any, list[float]]()  # the user's rates of an optimizer that is stepping
+        # Of an optimizer that is stepping: the user's rates, and those of the schedule.
+        self._rates = dict[Any, list[tuple[float, float]]]()
         self._drafts = dict[int, PendingState]()  # pending states of updates, from sending this step's gradients
         self._taken = list[tuple[Tensor, Tensor]]()  # parameters that were moved, and their directions
 
@@ -72,11 +73,12 @@ class UpdateStep:
 
     def enter(self, optimizer: Any) -> None:
         """Set the optimizer's rates to those of the schedule, before its step."""
+        self._give_back(optimizer)
         factor = self._worker.recipe.schedule.shape.lr_factor
         if factor != 1:
-            self._rates[optimizer] = [group["lr"] for group in optimizer.param_groups]
-            for group in optimizer.param_groups:
-                group["lr"] = group["lr"] * factor
+            self._rates[optimizer] = [(group["lr"], group["lr"] * factor) for group in optimizer.param_groups]
+            for group, (_, raised) in zip(optimizer.param_groups, self._rates[optimizer]):
+                group["lr"] = raised
         update = self._worker.recipe.update
         if update is not None and update.is_step and isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW):
             self._take(optimizer)
@@ -94,11 +96,22 @@ class UpdateStep:
 
     def leave(self, optimizer: Any) -> None:
         """Restore the user's rates after the optimizer step."""
-        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
-            group["lr"] = rate
+        for group, (users, _) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            group["lr"] = users
         for p, direction in self._taken:
             p.grad = direction
         self._taken.clear()
+
+    def remove(self) -> None:
+        """Give all optimizers the user's rates back."""
+        for optimizer in [*self._rates]:
+            self._give_back(optimizer)
+
+    def _give_back(self, optimizer: Any) -> None:
+        """Restore the rates of a step that ended in an error, unless the user has set others since."""
+        for group, (users, raised) in zip(optimizer.param_groups, self._rates.pop(optimizer, [])):
+            if group["lr"] is raised:
+                group["lr"] = users
 
     def make_up(self, missed: LateUpdate, step: Callable[[], object], before: Callable[[], None] | None = None) -> None:
         """Apply an update that this rank missed, with the agreed rates; `before` is what the user does before a step."""

@@ -92,7 +92,8 @@ class Worker:
         # Shards of one replica draw unlike numbers. Who meets whom is drawn by `ranks`, alike for all of them.
         rng = CounterRng(self.ranks.seed + SHARDS_DRAW_APART * self.replica.index, step, self.rank)
         # One that is on a GPU would be waited for, at each bucket.
-        lr = bucket.rate(self.optimizer) if self.recipe.follows_rate else 1.0
+        follows, factor = self.recipe.follows_rate, self.recipe.schedule.shape.lr_factor
+        lr = factor * bucket.rate(self.optimizer) if follows else 1.0
         return Context(self.rank, self.size, step, rng, lr=lr, shift=bucket.shift, scale=self.scale)
 
     def set_rates(self, rates: Sequence[float]) -> None:

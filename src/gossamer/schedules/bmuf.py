@@ -67,7 +67,13 @@ class BMUF(Schedule):
         slow = self._slow(self._momentum(1)).shape
         # Ranks learn at different steps that others were lost, so a momentum that counts them would differ for a round.
         outlasts = "" if self.momentum is None else slow.outlasts
-        return Shape(period=self.every, works_alone=slow.works_alone, syncs=True, outlasts=outlasts)
+        return Shape(
+            period=self.every,
+            works_alone=slow.works_alone,
+            syncs=True,
+            evaluates_another=self.nesterov,
+            outlasts=outlasts,
+        )
 
     def policy(self, key: str) -> Policy:
         return self._slow(0.0).policy(key)

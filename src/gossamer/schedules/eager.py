@@ -54,7 +54,7 @@ class Eager(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
+        return Shape(period=self.every, works_alone=True, evaluates_another=True)
 
     def policy(self, key: str) -> Policy:
         return "mean" if key in ("anchor", "velocity", "own") else "equal"
@@ -81,7 +81,7 @@ class Eager(Schedule):
         copies = [bucket.layout.buffers.like(d).copy_(d) for bucket, d in zip(loop.buckets, own)]
         for i, (bucket, mine, lr) in enumerate(zip(loop.buckets, own, loop.optimizer.lrs)):
             self._take(bucket, mine, None if means is None else means[i], loop.ranks.size, lr)
-        loop.write([s["anchor"] for s in loop.states])
+        loop.assign([s["anchor"] for s in loop.states])
         yield from loop.averages.launch(copies)
 
     def _take(self, bucket: BucketView, mine: Tensor, mean: Tensor | None, size: int, lr: float) -> None:

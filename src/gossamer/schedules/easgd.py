@@ -66,7 +66,7 @@ class EASGD(Schedule):
 
     @cached_property
     def shape(self) -> Shape:
-        return Shape(period=self.every, works_alone=True)
+        return Shape(period=self.every, works_alone=True, evaluates_another=True)
 
     def ends_round(self, step: int) -> bool:
         return just_before_landing(step, self.every, None)

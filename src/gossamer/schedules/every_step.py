@@ -76,9 +76,8 @@ class EveryStep(Schedule):
         yield from loop.averages.wait_gradients()
         stepped = yield OptimizerStep()
         if self.l1 and stepped:
-            thresholds = [
-                gain * lr * self.l1 for gain, lr in zip(loop.optimizer.gains, loop.optimizer.lrs, strict=True)
-            ]
+            pairs = zip(loop.optimizer.gains, loop.optimizer.lrs, strict=True)
+            thresholds = [gain * (lr * self.rate) * self.l1 for gain, lr in pairs]
             loop.assign([_shrunk(*pair) for pair in zip(loop.blocks(), thresholds, strict=True)])
 
     def fits(self, binding: Binding) -> None:

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from gossamer.core.constraints import those
 from gossamer.core.contracts import Policy
 from gossamer.core.loop import Loop
 from gossamer.core.schedule import Schedule, Shape, Share
@@ -27,7 +28,12 @@ class Wrapping(Schedule):
             skips_steps=then.skips_steps,
             works_alone=then.works_alone,
             counts_alike=then.counts_alike,
+            evaluates_another=then.evaluates_another,
         )
+
+    @property
+    def traits(self) -> frozenset[str]:
+        return super().traits | (self.then.traits & those(rank_to_rank=True))
 
     @property
     def follows_rate(self) -> bool:

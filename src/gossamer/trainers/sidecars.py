@@ -18,6 +18,7 @@ from gossamer.checkpoints.state import prepare
 from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack, unpack
 from gossamer.core.errors import CheckpointError
 from gossamer.integrations.all_ranks import gathered, on_all
+from gossamer.integrations.checkpoint_reading import trained
 from gossamer.integrations.communicator import Communicator
 
 FORMAT = 1
@@ -73,8 +74,9 @@ def write(comm: Communicator, folder: str | Path) -> None:
 def load(comm: Communicator, folder: str | Path, public_only: bool = False) -> None:
     """Load what `write` wrote, after the trainer has loaded its model and optimizer. All ranks call it together.
 
-    With another number of ranks, all start from the public model and the mean of the optimizer states, as after
-    `gossamer.checkpoint.load`. `public_only=True` leaves the sidecars aside: memories begin at zero.
+    With another number of ranks, all start from the public model, or from the mean of those that train where it is another, and
+    the mean of the optimizer states, as after `gossamer.checkpoint.load`. `public_only=True` leaves the sidecars aside: memories
+    begin at zero.
     """
     if public_only:
         return
@@ -176,5 +178,9 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]], same_size: bool) 
     tree = fill(unpack(own[0]["frame"]), find)
     if same_size:
         comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
+    elif comm.recipe.schedule.shape.evaluates_another:  # the public model is none that trained
+        ours = trained(comm)
+        means = {name: t for name, t in tree["model"].items() if f"model/{name}" in ours}
+        comm.model.load_state_dict(means, strict=False)
     for optimizer, state in zip(comm.optimizers, tree["optimizer"], strict=True):
         optimizer.load_state_dict(state)
