@@ -91,7 +91,7 @@ class Worker:
         bucket, step = self.buckets[index], step or self.step
         # Shards of one replica draw unlike numbers. Who meets whom is drawn by `ranks`, alike for all of them.
         rng = CounterRng(self.ranks.seed + SHARDS_DRAW_APART * self.replica.index, step, self.rank)
-        lr = bucket.rate(self.optimizer)
+        lr = bucket.rate(self.optimizer) * self.recipe.schedule.shape.lr_factor  # that of the step
         return Context(self.rank, self.size, step, rng, lr=lr, shift=bucket.shift, scale=self.scale)
 
     def set_rates(self, rates: Sequence[float]) -> None:
