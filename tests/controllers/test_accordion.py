@@ -433,7 +433,8 @@ def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
     assert run_batch(script, lr=0.001, a=5, b=5) == (8, 8.0)  # not at a drop of the rate either
 
 
-def test_the_rate_grows_at_the_same_step_as_the_batch() -> None:
+@pytest.mark.parametrize(("schedule", "first"), [("", 0.5), (" + every_step(rate=0.5)", 0.25)])
+def test_the_rate_grows_at_the_same_step_as_the_batch(schedule: str, first: float) -> None:
     def downhill(model: torch.nn.Module, rank: int, step: int) -> float:
         calls.append((rank, step))
         x = model.get_parameter("x")
@@ -441,13 +442,13 @@ def test_the_rate_grows_at_the_same_step_as_the_batch() -> None:
         return 0.0
 
     calls = list[tuple[int, int]]()
-    ranks = make("accordion_batch(epoch=2, factor=4, interval=1)", 2, lambda: Flat(3), sgd(0.5, 0.0))
+    ranks = make(f"accordion_batch(epoch=2, factor=4, interval=1){schedule}", 2, lambda: Flat(3), sgd(0.5, 0.0))
     moved = list[float]()
     for _ in range(8):
         before = parameters(ranks)[0]
         train(ranks, downhill, 1)
         moved.append(float((before - parameters(ranks)[0])[0]))
-    assert moved == [0.5] * 4 + [2.0] * 4
+    assert moved == [first] * 4 + [4 * first] * 4
     assert [calls.count((0, step)) for step in range(1, 9)] == [1] * 4 + [4] * 4
     assert ranks[0].optimizer.param_groups[0]["lr"] == 0.5
 

@@ -66,7 +66,10 @@ class AccordionBatch(Controller):
         yield self._grown(recipe)
 
     def _grown(self, recipe: Any) -> Any:
-        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=float(self.factor)))
+        if recipe.schedule.shape.micro_batches > 1:
+            return recipe
+        rate = float(recipe.schedule.rate * self.factor)
+        return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=rate))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:
         if recipe.schedule.shape.micro_batches > 1 or self.factor == 1:
