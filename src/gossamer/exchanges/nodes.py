@@ -69,11 +69,16 @@ class Nodes(TwoSteps, Exchange):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(two_levels=self.per_node > 1)
+        moves = any("adds momentum" in one.traits for one in self.both)
+        return super().traits | those(two_levels=self.per_node > 1, adds_momentum=moves)
 
     @property
     def both(self) -> tuple[Exchange, Exchange]:
         return self.between, self.inside
+
+    @property
+    def owes(self) -> bool:
+        return any(one.owes for one in self.both)
 
     @property
     def votes(self) -> bool:
