@@ -147,6 +147,7 @@ class SlowMo(Schedule, BetweenNodes):
             period=self.every,
             syncs=self.average,
             works_alone=moves or base.works_alone,
+            steps_alike=False,
             mixes=False,
             nests=False,
             outlasts="round" if plain and self.buffers != "average" else "",
