@@ -157,7 +157,9 @@ class SlowMo(Schedule, BetweenNodes):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(rounds=self.average and self.inner is None)
+        # Over every_step() only its outer steps tell it from plain averaging; a hook that averages gradients takes none.
+        own = self.base.shape.averages_gradients
+        return super().traits | those(rounds=self.average and self.inner is None, own_step=own)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
