@@ -69,7 +69,7 @@ class Choco(Mixer):
             not codec.whole, f"choco: {codec} needs the whole model in one bucket, and gossip uses several; use topk()"
         )
         require(
-            codec.wire_bytes(_SMALL) is not None,
+            codec.wire_bytes(_TYPICAL) is not None,
             f"choco: the message size of {codec} depends on the data, and neighbours must know it in advance; use another code or index",
         )
         require(
@@ -181,4 +181,4 @@ class Choco(Mixer):
         state["z"] = block.flat
 
 
-_SMALL = Layout.of({"x": (64,)})
+_TYPICAL = Layout.of({"vector": (64,), "matrix": (1024, 1024)})  # some codecs draw a number of atoms for matrices only
