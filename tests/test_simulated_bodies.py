@@ -56,6 +56,13 @@ def test_every_preset_trains_as_with_bodies_of_its_own(name: str, size: int) -> 
         assert bodies(made[1]) == size
 
 
+def test_an_outer_step_is_taken_by_each_rank_on_a_body_of_its_own() -> None:
+    recipe = "allreduce + slowmo(2, inner=every_step())"
+    made = [make(recipe, Odd, sgd(), 4, 3) for make in (replicas, replicas_of_one_body)]
+    assert [bodies(ranks) for ranks in made] == [4, 4]
+    alike(*made)
+
+
 def test_presets_that_average_gradients_without_momentum_of_their_own_share_one() -> None:
     shared = {name for name, recipe in PRESETS.items() if stay_equal(recipe, Odd())}
     assert shared >= {"allreduce", "qsgd", "terngrad", "topk", "powersgd", "bf16", "ef21", "atomo"}

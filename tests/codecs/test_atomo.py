@@ -379,6 +379,16 @@ def test_a_budget_that_would_save_nothing_is_refused_when_it_meets_the_model(
     assert "Use fewer atoms" in str(refusal.value)
 
 
+def test_gossip_asks_for_a_rate_where_the_vector_it_tries_would_be_sent_in_full() -> None:
+    """Which shows nothing of the noise of matrices."""
+    matrices = world(w=(64, 32), b=(64,))
+    gossip = "allreduce(fp32()) + gossip(choco({}))"
+    with pytest.raises(AttachError, match=r"would diverge: pass one, such as gamma=0\.02$"):
+        Recipe.of(gossip.format("atomo(svd(), atoms=1)")).fits(matrices)
+    for fine in ("atomo(svd(), atoms=1), gamma=0.02", "fp32()", "qsgd()", "topk()"):
+        Recipe.of(gossip.format(fine)).fits(matrices)
+
+
 @dataclass(frozen=True, repr=False)
 class Lossy(SharedBasis):
     name = "lossy"

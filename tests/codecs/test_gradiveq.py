@@ -86,6 +86,21 @@ def test_directions_that_turn_are_found_at_the_next_learning() -> None:
     assert lost[4] < 0.1
 
 
+def test_another_number_of_directions_is_learned_anew() -> None:
+    """As a controller may put in force, at any step of this one."""
+    states: list[dict[str, Tensor]] = [{}, {}]
+    lengths = list[int]()
+    for step in range(1, 12):
+        exchange = AllReduced(GradiVeQ(length=LONG, ratio=4 if step <= 4 or step > 9 else 8, learn=2, every=3))
+        given = [(gradient(r, step), states[r], context(r, 2, step)) for r in range(2)]
+        echoes, ledger = agree([exchange.average(*each) for each in given])
+        lengths.append(sum(e.sent for e in ledger))
+        assert torch.equal(echoes[0].mean, echoes[1].mean)
+    dense, few, fewer = lengths[0], lengths[2], lengths[6]
+    assert lengths == [dense, dense, few, few, dense, dense, fewer, fewer, fewer, dense, dense]
+    assert dense > few > fewer
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -312,6 +312,30 @@ def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
     assert switches >= 3
 
 
+def test_what_owners_owe_without_a_memory_is_paid_on_a_switch() -> None:
+    """Messages are exact, so that only the mean's encoding loses something, which its owner adds to the next one."""
+    level = "scatter(fp32(), answer=qsgd(bits={}, bucket=16), feedback=1.0)"
+    text = f"{level.format(8)} + accordion({level.format(8)}, {level.format(4)}, 2, interval=1) + bucket(0.00002)"
+    size, switches, before = 3, 0, frozenset[str]()
+    got: dict[str, Tensor] = {}
+    given: dict[str, Tensor] = {}
+    for step, ranks in enumerate(gradients(text, size), 1):
+        for i, (name, p) in enumerate(ranks[0].model.named_parameters()):
+            assert p.grad is not None
+            got[name] = p.grad.double() + got.get(name, 0.0)
+            mine = [make_gradient(i, r, step, p) for r in range(size)]
+            given[name] = torch.stack(mine).double().mean(0) + given.get(name, 0.0)
+        owed = [by_name(r.worker.buckets, "exchange", "owed") for r in ranks]
+        due = [by_name(r.worker.buckets, "memory", "arrears") for r in ranks]
+        for name, mean in got.items():
+            kept = sum((o[name].double() for o in owed if name in o), torch.zeros(()))
+            kept = kept + sum(d[name].double() for d in due if name in d) / size
+            torch.testing.assert_close(mean + kept, given[name], rtol=1e-4, atol=1e-4)
+        now = frozenset(ranks[0].worker.recipe.routes)
+        switches, before = switches + (now != before), now
+    assert switches >= 3
+
+
 def make_gradient(i: int, rank: int, step: int, p: Tensor) -> Tensor:
     size = BURSTS[((step - 1) // 2 + i) % len(BURSTS)]
     return size * (0.3 * noise(i, rank, step, numel=p.numel()) + noise(i, numel=p.numel())).view(p.shape)
@@ -433,7 +457,8 @@ def test_the_batch_grows_once_nothing_is_critical_and_never_shrinks() -> None:
     assert run_batch(script, lr=0.001, a=5, b=5) == (8, 8.0)  # not at a drop of the rate either
 
 
-def test_the_rate_grows_at_the_same_step_as_the_batch() -> None:
+@pytest.mark.parametrize(("schedule", "first"), [("", 0.5), (" + every_step(rate=0.5)", 0.25)])
+def test_the_rate_grows_at_the_same_step_as_the_batch(schedule: str, first: float) -> None:
     def downhill(model: torch.nn.Module, rank: int, step: int) -> float:
         calls.append((rank, step))
         x = model.get_parameter("x")
@@ -441,13 +466,13 @@ def test_the_rate_grows_at_the_same_step_as_the_batch() -> None:
         return 0.0
 
     calls = list[tuple[int, int]]()
-    ranks = make("accordion_batch(epoch=2, factor=4, interval=1)", 2, lambda: Flat(3), sgd(0.5, 0.0))
+    ranks = make(f"accordion_batch(epoch=2, factor=4, interval=1){schedule}", 2, lambda: Flat(3), sgd(0.5, 0.0))
     moved = list[float]()
     for _ in range(8):
         before = parameters(ranks)[0]
         train(ranks, downhill, 1)
         moved.append(float((before - parameters(ranks)[0])[0]))
-    assert moved == [0.5] * 4 + [2.0] * 4
+    assert moved == [first] * 4 + [4 * first] * 4
     assert [calls.count((0, step)) for step in range(1, 9)] == [1] * 4 + [4] * 4
     assert ranks[0].optimizer.param_groups[0]["lr"] == 0.5
 

@@ -1,6 +1,7 @@
 """AdaComm: how long rounds are, by the loss."""
 
 from collections.abc import Callable
+from math import inf, nan
 
 import pytest
 from tests.gang import Gang
@@ -36,6 +37,7 @@ def lengths(controller: AdaComm, told: list[tuple[float, float]]) -> list[int]:
         (AdaComm(8, most=10), [(1.0, 0.4), (1.0, 0.1)], [8, 10]),
         (AdaComm(8), [(1.0, 0.1), (4.0, 0.1)], [8, 16]),
         (AdaComm(8, floor=1.0), [(5.0, 0.1), (2.0, 0.1), (0.5, 0.1)], [8, 4, 1]),
+        (AdaComm(8), [(nan, 0.1), (4.0, 0.1), (inf, 0.1), (1.0, 0.1)], [8, 8, 8, 4]),
     ],
 )
 def test_rounds_are_as_long_as_the_loss_and_the_rate_say(

@@ -162,6 +162,11 @@ def test_a_node_is_never_first(ask) -> None:
         ("nodes(scatter(topk()), 2)", "error_feedback"),
         ("nodes(scatter(ternary()), 2) + error_feedback()", "diverge"),
         ("nodes(scatter(topk()), 2) + diana()", "unbiased"),
+        ("nodes(gather(fp32(), mean=median()), 2) + error_feedback()", "leaves values out that no memory keeps"),
+        ("nodes(gather(fp32(), mean=median()), 2) + backup_workers()", "late ranks send zeros"),
+        ("nodes(scatter(fp32()), 2, inside=gather(fp32(), mean=trimmed(1))) + ef21()", "leaves values out"),
+        ("nodes(fetch_sgd(columns=10), 2) + signs(momentum=0.9)", "would add a second one"),
+        ("nodes(fetch_sgd(columns=10), 2) + switch_exchange(9, nodes(scatter(qsgd()), 2))", "a momentum or a debt"),
         (
             "nodes(allreduce(fp32()), 2) + gossip()",
             "sends models from rank to rank, not by nodes.* leave the nodes out; or use",

@@ -243,6 +243,7 @@ def refusals(rank: int, size: int) -> list[str]:
         "overlap_local_sgd(2)",
         "diana(l1=0.1)",
         "accordion_batch(epoch=2)",
+        "allreduce + slowmo(4, inner=every_step())",
         "topk(ratio=0.1) + error_feedback(units='update')",
     ):
         with pytest.raises(AttachError) as caught:
@@ -270,7 +271,7 @@ def refusals(rank: int, size: int) -> list[str]:
 def test_what_a_hook_cannot_do_is_refused_with_a_hint(gang2: Gang) -> None:
     for *beyond, bare, unlike in gang2.run(refusals):
         assert all("gossamer.attach" in text for text in [*beyond, bare])
-        assert len(beyond) == 7
+        assert len(beyond) == 8
         assert (
             "recipe: 'scatter(ternary(), answer=qsgd(bits=3))' on rank(s) 0; 'scatter(qsgd(bucket=128))' on rank(s) 1"
             in unlike

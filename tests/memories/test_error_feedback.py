@@ -146,31 +146,48 @@ def test_training_with_feedback_follows_dense_training_and_without_it_does_not()
     assert away["none(allow_biased=True)"] > 2 * away["error_feedback()"]
 
 
+def drawn(model: nn.Module, rank: int, step: int) -> float:
+    assert isinstance(model, Point)
+    rng = torch.Generator().manual_seed(7 * step + rank)
+    model.x.grad = torch.randn(len(model.x), generator=rng, dtype=torch.float64)
+    return 0.0
+
+
+def mean_drawn(step: int) -> Tensor:
+    """What two ranks draw at a step, on average."""
+    points = Point(), Point()
+    for rank, point in enumerate(points):
+        drawn(point, rank, step)
+    return sum(point.x.grad for point in points) / 2  # pyright: ignore
+
+
 @pytest.mark.parametrize("units", ["gradient", "update"])
 def test_the_worker_tells_it_the_rate_that_is_in_force(units: str) -> None:
     """Rates that change between steps, as a scheduler changes them."""
-
-    def backward(model: nn.Module, rank: int, step: int) -> float:
-        assert isinstance(model, Point)
-        model.x.grad = torch.randn(
-            len(model.x), generator=torch.Generator().manual_seed(7 * step + rank), dtype=torch.float64
-        )
-        return 0.0
-
     ranks = replicas(TOPK.format(units), Point, lambda m: torch.optim.SGD(m.parameters(), lr=1.0), 2, seed=1)
     given = torch.zeros(len(ranks[0].flat()), dtype=torch.float64)
     for step, lr in enumerate(RATES, start=1):
         for r in ranks:
             r.optimizer.param_groups[0]["lr"] = lr
-        train(ranks, backward, 1)
-        for rank in range(2):
-            point = Point()
-            backward(point, rank, step)
-            assert point.x.grad is not None
-            given -= lr * point.x.grad / 2
+        train(ranks, drawn, 1)
+        given -= lr * mean_drawn(step)
     kept = torch.stack([r.worker.buckets[0].states["memory"]["residual"] for r in ranks]).mean(0)
     conserved = torch.allclose(ranks[0].flat() - RATES[-1] * kept, given, rtol=1e-9, atol=1e-9)
     assert conserved == (units == "update")
+
+
+def test_it_follows_a_rate_that_grows_with_the_batch() -> None:
+    """What was held back at the rate of a small batch counts no more at that of a large one."""
+    recipe = TOPK.format("update") + " + accordion_batch(4, 2, interval=1, threshold=1e9)"
+    ranks = replicas(recipe, Point, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), 2, seed=1)
+    given, factors = torch.zeros(len(ranks[0].flat()), dtype=torch.float64), list[float]()
+    for step in range(1, 9):
+        factors.append(ranks[0].worker.recipe.schedule.shape.lr_factor)
+        train(ranks, drawn, 1)
+        given -= 0.1 * factors[-1] * mean_drawn(step)
+    assert factors == [1.0] * 4 + [4.0] * 4
+    owed = torch.stack([r.worker.loop.averages.residuals()[0] for r in ranks]).mean(0)
+    torch.testing.assert_close(ranks[0].flat() - owed, given, rtol=1e-9, atol=1e-9)
 
 
 def test_it_prints_what_differs_from_the_default() -> None:

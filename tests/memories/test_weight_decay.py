@@ -89,6 +89,14 @@ def test_so_it_is_where_an_exchange_has_the_momentum(schedule: str) -> None:
         torch.testing.assert_close(moved, torch.full_like(moved, OPTIMUM), rtol=0, atol=2e-3)
 
 
+def test_so_it_is_where_nodes_exchange_with_momentum() -> None:
+    ranks = make("nodes(fetch_sgd(0.02, momentum=0.9), 2)", 4, Heavy, plain())
+    train(ranks, few_towards(*TARGETS, *TARGETS), 200)
+    for r in ranks:
+        moved = r.model.get_parameter("x").detach()[::13, 3]
+        torch.testing.assert_close(moved, torch.full_like(moved, OPTIMUM), rtol=0, atol=2e-3)
+
+
 def test_a_rank_that_is_late_decays_what_the_others_decay() -> None:
     ranks = make("fetch_sgd(0.02, momentum=0.9) + backup_workers(backups=1)", 3, Heavy, plain())
     train(ranks, few_towards(2.0, 2.0, 2.0), 200, seconds=lambda rank, step: 1.0 + 2.7 * (rank == 2))

@@ -55,6 +55,10 @@ REFUSED: dict[str, tuple[str, str]] = {  # text: (reason, fix)
         "sends models from rank to rank, not by nodes",
         "leave the nodes out",
     ),
+    "allreduce + gossip(choco(atomo(svd(), atoms=1, draws='independent')))": (
+        "the message size of atomo(svd(), atoms=1",
+        "use another code or index",
+    ),
     "allreduce + gossip(exact=1)": ("or more than every (1 steps), got 1", "local_sgd()"),
     "allreduce + gossip(warmup=-1)": ("warmup must be 0 steps or more", "got -1"),
     "sgp(topology=switch(ring(), 0, complete()))": ("rounds must be 1 or more", "use complete() alone"),

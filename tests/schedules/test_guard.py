@@ -66,6 +66,22 @@ def test_a_lasting_change_is_followed() -> None:
     assert 1 < rounds < 200
 
 
+def test_lengths_that_grow_in_the_warm_up_are_usual_ones() -> None:
+    """As they do while the learning rate grows from nothing."""
+    guard, state = EDiTGuard(), State()
+    for round in range(10):
+        assert guard.weights([float(round)] * 2, state) == [1.0, 1.0]
+    assert guard.weights([10.0, 10.0], state) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("warmup", [0, 10])
+def test_a_rank_whose_first_model_was_not_finite_counts_later(warmup: int) -> None:
+    guard, state = EDiTGuard(warmup=warmup), State()
+    assert guard.weights([inf, 1.0], state) == [0.0, 1.0]
+    later = [guard.weights([1.0, 1.0], state) for _ in range(20)]
+    assert later[-1] == [1.0, 1.0]
+
+
 def test_the_mean_is_clipped() -> None:
     def backward(model: nn.Module, rank: int, step: int) -> float:
         x = model.get_parameter("x")

@@ -116,6 +116,20 @@ def test_two_votes_of_three_win_and_a_mean_counts_them(recipe: str, expected: fl
     torch.testing.assert_close(ranks[0].flat(), moved, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("combine", "expected"), [("vote", 1.0), ("mean", 0.5)])
+def test_a_rank_that_counts_three_times_as_much_does_so_where_signs_are_sent(combine: str, expected: float) -> None:
+    ranks = make(f"allreduce(fp32()) + lion(combine='{combine}')", 2, lambda: Flat(NUMEL), sgd(RATE, 0.0))
+    for r in ranks:
+        r.worker.ranks.weights = (1.5, 0.5)
+    model = Flat(NUMEL)
+    alike(model, 0, 1)
+    assert model.x.grad is not None
+    train(ranks, opposed, 1)
+    moved = model.x.detach() - RATE * expected * model.x.grad.sign()
+    for rank in ranks:
+        torch.testing.assert_close(rank.flat(), moved, rtol=1e-12, atol=1e-12)
+
+
 def test_a_vote_costs_a_twentieth_of_a_dense_average() -> None:
     sent = {}
     for recipe in ("allreduce", "distributed_lion"):

@@ -133,6 +133,17 @@ def test_gradients_that_are_not_finite_leave_no_trace() -> None:
     assert all(t.isfinite().all() for r in ranks for k, t in r.worker.buckets[0].states["update"].items() if k == "m")
 
 
+def test_a_rank_that_skips_its_first_step_apart_goes_on_from_the_model_of_all() -> None:
+    ranks = make(SHORT, 2, optimizer=adamw)
+    train(ranks, spoiled([(0, 5)], float("inf")), 5)
+    assert [r.worker.record.skipped for r in ranks] == [1, 0]
+    for _ in range(3):  # ranks meet after steps 5, 6 and 8
+        assert bit_equal(parameters(ranks)) == (ranks[0].worker.step != 8)
+        assert ranks[0].worker.buckets[0].states["update"].keys() == ranks[1].worker.buckets[0].states["update"].keys()
+        train(ranks, pull, 1)
+    assert bit_equal(parameters(ranks))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -85,7 +85,7 @@ class GradiVeQ(Biased, LinearCodec):
 
     def average(self, block: Bucket, state: State, context: Context) -> Program[ReduceResult]:
         cut = _cut(self, block.layout.segments)
-        known = all(f"basis:{s.name}" in state for s in cut.slices)
+        known = all(_kept(state, f"basis:{s.name}", s.kept, s.long) is not None for s in cut.slices)
         age = int(state.get("age", 0))
         age = age if known or age < self.learn else 0
         state["age"] = torch.tensor((age + 1) % (self.learn + self.every))
@@ -125,18 +125,24 @@ class GradiVeQ(Biased, LinearCodec):
         # Of a mean that is not finite nothing is kept.
         x = (x / torch.where(largest > 0, largest, 1.0)).nan_to_num(0.0, 0.0, 0.0)
         moment = x.t() @ x
-        if age:
-            moment += state[f"moment:{s.name}"]
+        if age and (before := _kept(state, f"moment:{s.name}", s.long, s.long)) is not None:
+            moment += before
         if age + 1 < self.learn:
             state[f"moment:{s.name}"] = moment
             return
         state.pop(f"moment:{s.name}", None)
-        basis = state.get(f"basis:{s.name}")
+        basis = _kept(state, f"basis:{s.name}", s.kept, s.long)
         if basis is None:
             basis = context.rng.shared_normal(f"{s.name}/gradiveq", s.kept, s.long).to(x)
         for _ in range(SWEEPS):
             basis = torch.linalg.qr(moment @ basis.t())[0].t()
         state[f"basis:{s.name}"] = basis.contiguous()
+
+
+def _kept(state: State, key: str, rows: int, columns: int) -> Tensor | None:
+    """What is kept of a matrix; None where nothing is, or what a codec of other numbers left, as a controller may change them."""
+    found = state.get(key)
+    return found if found is not None and found.shape == (rows, columns) else None
 
 
 class _Slices(NamedTuple):

@@ -69,7 +69,7 @@ class AccordionBatch(Controller):
         before = recipe.schedule.micro_batches
         if before >= self.factor:
             return recipe
-        rate = recipe.schedule.rate * self.factor / before
+        rate = float(recipe.schedule.rate * self.factor / before)
         return replace(recipe, schedule=replace(recipe.schedule, micro_batches=self.factor, rate=rate))
 
     def decide(self, facts: Facts, recipe: Any, state: State) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from math import ceil, sqrt
+from math import ceil, isfinite, sqrt
 from typing import Any, Literal, final
 
 import torch
@@ -73,6 +73,8 @@ class AdaComm(Controller):
             raise GossamerError(
                 f"{self} needs the loss, and step {facts.step} has none; call comm.log(loss=loss) before each optimizer.step()"
             )
+        if not isfinite(facts.loss):  # of a step that some rank has skipped, perhaps: it says nothing of the length
+            return recipe
         losses, rounds = float(state.get("losses", 0.0)) + facts.loss, float(state.get("rounds", 0.0)) + 1
         begun = int(state.setdefault("begun", torch.tensor(0)))
         state["losses"], state["rounds"] = _number(losses), _number(rounds)

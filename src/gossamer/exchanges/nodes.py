@@ -69,11 +69,16 @@ class Nodes(TwoSteps, Exchange):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(two_levels=self.per_node > 1)
+        moves = any("adds momentum" in one.traits for one in self.both)
+        return super().traits | those(two_levels=self.per_node > 1, adds_momentum=moves)
 
     @property
     def both(self) -> tuple[Exchange, Exchange]:
         return self.between, self.inside
+
+    @property
+    def owes(self) -> bool:
+        return any(one.owes for one in self.both)
 
     @property
     def votes(self) -> bool:
@@ -117,7 +122,9 @@ class Nodes(TwoSteps, Exchange):
             "gossip recipe, 'sgp + per_node(4)'; leave the nodes out; or use '{exchange} + slowmo(48)', whose rounds end with an "
             "average in two levels"
         )
-        return (*super().constraints, excludes("rank to rank", because=because))
+        # What they require is required of both together, and so by Exchange.
+        theirs = [term for one in self.both for term in one.constraints if not term.wanted]
+        return (*super().constraints, *theirs, excludes("rank to rank", because=because))
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
         if (only := self._only(size)) is not None:

@@ -15,7 +15,7 @@ from gossamer.core.parts import part, require
 from gossamer.core.ranges import LogRange
 from gossamer.core.verbs import Program
 from gossamer.core.wire import expect, pack, take
-from gossamer.mixers.consensus_rate import consensus_rate, damping
+from gossamer.mixers.consensus_rate import TRIED, consensus_rate, damping
 from gossamer.mixers.healing import finite_or_zero, is_finite, keep_sources, pick, replaced, take_sources
 from gossamer.mixers.push_sum import deliver, numerator
 from gossamer.mixers.weights import metropolis, refuse_directed
@@ -69,7 +69,7 @@ class Choco(Mixer):
             not codec.whole, f"choco: {codec} needs the whole model in one bucket, and gossip uses several; use topk()"
         )
         require(
-            codec.wire_bytes(_SMALL) is not None,
+            codec.wire_bytes(_TYPICAL) is not None,
             f"choco: the message size of {codec} depends on the data, and neighbours must know it in advance; use another code or index",
         )
         require(
@@ -95,6 +95,13 @@ class Choco(Mixer):
                 f"{self}: neighbours keep copies of each other's models, and {self.topology} changes neighbours from round to round; use "
                 "a topology that does not change, such as two_way(ring()) or complete()"
             )
+        if self.gamma is None and self.codec.unbiased and not self.codec.omega(TRIED):
+            kept = min((damping(self.codec, layout) for layout in binding.layouts), default=1.0)
+            if kept < 1:
+                raise AttachError(
+                    f"{self}: gamma is chosen with a vector of {TRIED.numel} elements, which {self.codec} sends in full, and some "
+                    f"tensors of this model it does not; the one chosen would diverge: pass one, such as gamma={kept / 2:.1g}"
+                )
 
     def numerator(self, block: Bucket, state: State) -> Tensor:
         return numerator(block, state)[0]
@@ -181,4 +188,4 @@ class Choco(Mixer):
         state["z"] = block.flat
 
 
-_SMALL = Layout.of({"x": (64,)})
+_TYPICAL = Layout.of({"vector": (64,), "matrix": (1024, 1024)})  # some codecs draw a number of atoms for matrices only

@@ -10,7 +10,7 @@ from gossamer.core.contracts import Codec, Context, Topology
 from gossamer.core.rng import CounterRng
 from gossamer.mixers.weights import metropolis
 
-_LAYOUT = Layout.of({"x": (256,)})
+TRIED = Layout.of({"x": (256,)})
 _ROUNDS, _RATES = 40, (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005)
 
 
@@ -40,7 +40,7 @@ def consensus_rate(codec: Codec, topology: Topology, size: int) -> float:
 def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> float:
     weights = _matrix(topology, size)
     numbers = torch.Generator().manual_seed(1)
-    x = torch.randn(size, _LAYOUT.numel, generator=numbers, dtype=torch.float32, device="cpu")
+    x = torch.randn(size, TRIED.numel, generator=numbers, dtype=torch.float32, device="cpu")
     believed = x.clone()
     # As far from the neighbours' copies as from one another.
     x += torch.randn(x.shape, generator=numbers, dtype=torch.float32, device="cpu")
@@ -52,9 +52,9 @@ def _spread_after(codec: Codec, topology: Topology, size: int, rate: float) -> f
 
 
 def _told(codec: Codec, news: Tensor, rank: int, size: int, step: int) -> Tensor:
-    block = Bucket(news, _LAYOUT)
+    block = Bucket(news, TRIED)
     wire = codec.encode(block, {}, Context(rank, size, step, CounterRng(0, step, rank)))
-    return codec.decode(wire, block) * damping(codec, _LAYOUT)
+    return codec.decode(wire, block) * damping(codec, TRIED)
 
 
 def _matrix(topology: Topology, size: int) -> Tensor:

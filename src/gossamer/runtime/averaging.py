@@ -52,10 +52,11 @@ class Averaging:
 
     def send_gradient(self, index: int, flat: Tensor, over: Exchange | None = None) -> Program[None]:
         """Start averaging a bucket's gradient; the mean may be written over it."""
-        worker, flat = self._worker, self._weighted(flat)
+        worker = self._worker
         worker.controller.add_statistics(index, flat)
         given = worker.update_step.outgoing(index, flat, worker.scale) if over is None else flat
-        yield from self._launch(self._gradients, index, given, over)
+        # Weighted last: what an update sends need not grow with the gradient, such as its sign.
+        yield from self._launch(self._gradients, index, self._weighted(given), over)
 
     def wait_gradients(self) -> Program[None]:
         """Wait for the averages of all gradients, and ask the controller."""

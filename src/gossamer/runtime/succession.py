@@ -12,7 +12,7 @@ from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import ROLES, BucketState, settle
+from gossamer.runtime.buckets import ROLES, BucketState
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
@@ -65,7 +65,7 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
     """Move each parameter's memory to its new bucket after a controller's change."""
     everything = dict[str, Tensor]()
     for bucket in old:
-        settle(bucket, size)
+        _settle(bucket, size)
         for role in ROLES:
             for key, tensor in by_parameter(bucket.states[role], bucket).items():
                 everything[f"{role}/{key}"] = tensor

@@ -85,11 +85,12 @@ class EDiTGuard(Part):
         if past is not None:
             means, squares, counted = past.cpu().clone().view(torch.float64).view(3, -1).tolist()
             rounds = int(counted[0])
-        limits = [inf] * len(lengths)
-        if rounds:
-            limits = [m + self.z * max(s**0.5, FLOOR * m) for m, s in zip(means, squares, strict=True)]
-        known = rounds >= self.warmup and rounds > 0
-        kept = [isfinite(g) and (not known or g <= limit) for g, limit in zip(lengths, limits, strict=True)]
+        limits = [inf] * len(lengths)  # in the warm-up, so that means follow lengths that grow as the rate does
+        if rounds >= max(self.warmup, 1):
+            spreads = [max(s**0.5, FLOOR * m) for m, s in zip(means, squares, strict=True)]
+            # Of a rank whose mean is 0 nothing is known yet: its models were not finite, or did not move.
+            limits = [m + self.z * s if m else inf for m, s in zip(means, spreads, strict=True)]
+        kept = [isfinite(g) and g <= limit for g, limit in zip(lengths, limits, strict=True)]
         for i, (length, limit) in enumerate(zip(lengths, limits, strict=True)):
             if isfinite(length):
                 # One that is left out moves the mean as far as it may, so that a lasting change is followed.

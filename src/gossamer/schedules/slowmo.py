@@ -147,6 +147,7 @@ class SlowMo(Schedule, BetweenNodes):
             period=self.every,
             syncs=self.average,
             works_alone=moves or base.works_alone,
+            steps_alike=False,
             mixes=False,
             nests=False,
             outlasts="round" if plain and self.buffers != "average" else "",
@@ -156,7 +157,9 @@ class SlowMo(Schedule, BetweenNodes):
 
     @property
     def traits(self) -> frozenset[str]:
-        return super().traits | those(rounds=self.average and self.inner is None)
+        # Over every_step() only its outer steps tell it from plain averaging; a hook that averages gradients takes none.
+        own = self.base.shape.averages_gradients
+        return super().traits | those(rounds=self.average and self.inner is None, own_step=own)
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:

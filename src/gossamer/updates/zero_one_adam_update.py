@@ -70,7 +70,7 @@ class ZeroOneAdamUpdate(StepsApart):
         if not context.is_compressed:
             state["v"] = running(state.get("v"), mean.flat.square(), self.beta2)
             state["learned"] = torch.tensor(int(state.get("learned", 0)) + 1)
-        divisor = self._divisor(mean, state)
+        divisor = self._divisor(mean.flat, state)
         state["m"] = m = running(state.get("m"), mean.flat, self.beta1).masked_fill_(divisor == inf, 0.0)
         return (corrected(m, self.beta1, steps) if self.bias_correction else m) / divisor
 
@@ -78,8 +78,7 @@ class ZeroOneAdamUpdate(StepsApart):
         return state.pop("gone", None)
 
     def meet(self, start: Tensor, mean: Tensor, rate: float, state: State) -> Tensor:
-        if "divisor" not in state:
-            return start
+        self._freeze(start, state)
         mean = mean.masked_fill(state["still"], 0.0)
         if rate:
             state["m"] = mean / rate
@@ -89,19 +88,24 @@ class ZeroOneAdamUpdate(StepsApart):
         if "m" in state:
             state["m"] = torch.zeros_like(state["m"])
 
-    def _divisor(self, like: Bucket, state: State) -> Tensor:
+    def _divisor(self, like: Tensor, state: State) -> Tensor:
         """The divisor of momenta: sqrt(v) + eps, infinite where every exact mean was zero."""
-        v = state["v"] if "v" in state else torch.zeros_like(like.flat)
+        v = state["v"] if "v" in state else torch.zeros_like(like)
         if self.bias_correction and "learned" in state:
             v = corrected(v, self.beta2, int(state["learned"]))
         return frozen(v, self.eps)
 
+    def _freeze(self, like: Tensor, state: State) -> None:
+        """Freeze the divisor at a rank's first own step; when ranks meet, if it has skipped all of its own until then."""
+        if "divisor" in state:
+            return
+        state["divisor"] = self._divisor(like, state)
+        state["still"] = state["divisor"] == inf
+        for key in ("v", "learned", "steps"):
+            state.pop(key, None)
+
     def _own_step(self, gradient: Bucket, state: State, lr: float) -> Tensor:
-        if "divisor" not in state:
-            state["divisor"] = self._divisor(gradient, state)
-            state["still"] = state["divisor"] == inf
-            for key in ("v", "learned", "steps"):
-                state.pop(key, None)
+        self._freeze(gradient.flat, state)
         m = running(state.get("m"), gradient.flat, self.beta1).masked_fill_(state["still"], 0.0)
         state["m"] = m
         state["gone"] = torch.add(state["gone"], m, alpha=lr) if "gone" in state else m * lr
