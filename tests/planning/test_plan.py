@@ -96,6 +96,20 @@ def test_transfers_at_once_share_a_card() -> None:
     assert step > model.bytes / 125e6 / 0.956
 
 
+@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (4, 2)])
+def test_messages_to_two_neighbours_and_from_both_cross_at_once(nodes: int, per_node: int) -> None:
+    """Links carry both ways at the same time: two models out and two in take as long as two."""
+    here = from_flags(nodes=nodes, ranks=per_node, rate=1e6, latency=1e-4)
+    exact = replace(here, payload=1.0, efficiency={"one": 1.0, "ring": 1.0}, byte_seconds=0.0, program_seconds=0.0)
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    recipe = "d_psgd(overlap=False)" + f" + per_node({per_node})" * (per_node > 1)
+    seconds = prepare(recipe, one, exact, NoWork()).seconds(exact)
+    assert seconds.card == pytest.approx(2 * 400_000)
+    if per_node == 1:
+        assert seconds.sent == pytest.approx(seconds.card)
+        assert seconds.network == pytest.approx(1e-4 + 0.8, rel=1e-3)
+
+
 def test_accumulation_averages_less_often() -> None:
     one, four = (ddp(SMALL, 4, accumulate=k).seconds(FOUR) for k in (1, 4))
     assert four.sent == pytest.approx(one.sent / 4)
