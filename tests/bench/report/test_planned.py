@@ -94,6 +94,18 @@ def test_steps_of_weeks_are_read_as_they_are(small: tuple[TrainingPlan, Grid]) -
         assert read == pytest.approx([0 if s is None else s.step for s in cells], rel=3e-4)
 
 
+def test_a_page_begins_where_its_plan_is_also_beyond_the_usual_latencies() -> None:
+    home = from_flags(nodes=8, rate=1.25e6, latency=14e-3)
+    found = plan(SMALL, home, ["topk"], work=WORK, curves=False)
+    grid = grid_of(found, WORK, rates=[home.rate])
+    assert planned.data(found, grid)["at"]["latency"] == home.latency
+    place = (grid.hosts.index(8) * len(grid.computing) + 3) * len(grid.latencies) + grid.latencies.index(home.latency)
+    cell, row = grid.seconds["topk"][place], found.recipes[0].seconds
+    assert cell is not None
+    assert row is not None
+    assert cell.step == pytest.approx(row.step)
+
+
 def test_verdicts_of_the_grid_are_those_of_plans(small: tuple[TrainingPlan, Grid]) -> None:
     """At ten points: hidden, too small to be seen, and worth it."""
     _, grid = small
