@@ -212,13 +212,7 @@ def plan(
     >>> found.recipes[0].of["ddp"] < 0.5
     True
     """
-    if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
-        raise CostError(
-            f"--shard {shards}: {cluster.ranks_per_node} ranks a node, on {cluster.nodes} nodes, are not cut into groups of {shards}; "
-            "give a divisor of the ranks of a node, and two groups at least"
-        )
-    if cluster.size < 2:
-        raise CostError("one rank alone sends nothing: plan at least two")
+    refuse_odd_ranks(cluster, shards)
     work, model = work or work_of(cluster), model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
@@ -239,6 +233,17 @@ def plan(
         changes=_changes(rows, others, cluster),
         measuring=spent,
     )
+
+
+def refuse_odd_ranks(cluster: Cluster, shards: int) -> None:
+    """Raise CostError for a cluster of one rank, and for shards that its hosts are not cut into."""
+    if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
+        raise CostError(
+            f"--shard {shards}: {cluster.ranks_per_node} ranks a node, on {cluster.nodes} nodes, are not cut into groups of {shards}; "
+            "give a divisor of the ranks of a node, and two groups at least"
+        )
+    if cluster.size < 2:
+        raise CostError("one rank alone sends nothing: plan at least two")
 
 
 def _changes(rows: Sequence[Row], others: "_Baselines", cluster: Cluster) -> dict[str, float]:

@@ -190,6 +190,11 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1"), "one rank alone"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1", "--explain", "qsgd"), "one rank alone"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3", "--explain", "qsgd"),
+            "not cut into groups of 3",
+        ),
         (("none.toml", "--rate", "1gbit", "--step", "1s"), "cannot be read"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--explain", "qsgd(bits=99)"), "bits"),
         (
