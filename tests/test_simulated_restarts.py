@@ -95,6 +95,12 @@ def test_a_notice_within_a_round_ends_the_round() -> None:
     assert [(r.done, r.again) for r in told.restarts] == [(12, 0)]
 
 
+def test_a_notice_while_a_checkpoint_is_written_is_heard() -> None:
+    ends = run("allreduce").moments[7]
+    told = run("allreduce", absences=(Absence(1, told=True, begin=Begin(seconds=ends + 0.1)),))
+    assert [(r.done, r.again, r.present) for r in told.restarts] == [(8, 0, (0, 2, 3))]
+
+
 def test_who_comes_later_is_there_from_then_on() -> None:
     grown = run("allreduce", arrivals=(LaterStart(3, Begin(step=11)),))
     assert [(r.done, r.again, r.present) for r in grown.restarts] == [(8, 2, (0, 1, 2, 3))]

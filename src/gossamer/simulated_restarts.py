@@ -136,7 +136,7 @@ class _Restarted:
             _note(out, crew.replicas, found, done)
             self.clock, done = ended + saving, made
             self.saved = _save(crew.replicas) if done < self.steps else None
-            if notice < ended and done < self.steps:
+            if notice < self.clock and done < self.steps:  # also while the checkpoint was written
                 self._start_again(out, events, self.clock, done, 0)
                 return done
         return done
