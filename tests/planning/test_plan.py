@@ -11,6 +11,7 @@ from tests.planning.models import SHAPES, SMALL
 import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
+from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import SlowRank
 from gossamer.planning import bytes_per_step
@@ -347,6 +348,14 @@ def test_a_recipe_that_does_not_fit_is_a_row_with_its_reason() -> None:
     assert [row.name for row in found.recipes] == ["qsgd", "backup"]
     assert "use at least 3 ranks" in found.recipes[1].error
     assert found.possible == [found.recipes[0]]
+
+
+def test_very_many_ranks_are_refused_as_many_as_they_are() -> None:
+    """They are checked in a smaller world, in which a quorum of theirs may be too large."""
+    many = from_flags(nodes=2000, rate=1e9)
+    with pytest.raises(AttachError, match="2000 ranks are not equally many"):
+        prepare("sgp + per_node(3)", SMALL, many, NoWork())
+    assert prepare("allreduce + backup_workers(backups=1500)", SMALL, many, NoWork()).programs.size == 2000
 
 
 def test_a_plan_is_a_value_of_the_library() -> None:

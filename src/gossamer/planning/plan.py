@@ -1,11 +1,13 @@
 """Plans a training: seconds a step of recipes and of DDP on a cluster, and from which rate on a recipe pays."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
+from gossamer.core.bucket import Layout
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
@@ -109,7 +111,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
     programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
-    parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
+    _refuse_misfit(parsed, [b.layout for b in programs.buckets], programs.size, cluster.ranks_per_node)
     timed, parts = TimedSteps(programs), parsed.schedule.shape.micro_batches
     steps = [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps
     return Prepared(
@@ -130,6 +132,13 @@ def _narrowed(step: Step, model: ModelCost, cluster: Cluster) -> Step:
     copies = Busy((model.wide + model.width) * model.numel / cluster.memory_rate)
     place = next((i for i, action in enumerate(step) if isinstance(action, OptimizerSteps)), len(step))
     return (*step[:place], copies, *step[place:])
+
+
+def _refuse_misfit(recipe: Recipe, layouts: Sequence[Layout], size: int, per_node: int) -> None:
+    """Raise AttachError if a recipe cannot run on so many ranks; it is refused on as many, also where fewer are checked first."""
+    with suppress(GossamerError):
+        return recipe.fits(Binding(_checked(size, per_node), layouts))
+    return recipe.fits(Binding(size, layouts))
 
 
 def _checked(size: int, per_node: int) -> int:
