@@ -335,11 +335,11 @@ class _Planner:
         name, cluster, others = str(recipe), self.cluster, self.others
         try:
             prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
+            if prepared.memory.peak > cluster.memory:
+                return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
+            found = prepared.seconds(cluster)
         except GossamerError as error:
             return Row(name=name, error=str(error))
-        if prepared.memory.peak > cluster.memory:
-            return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
-        found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
         at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
         least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
