@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.plan import Row, TrainingPlan
-from gossamer.planning.rates import TIE
+from gossamer.planning.rates import RATES, TIE, Interval
 from gossamer.planning.replay import StepSeconds
 from gossamer.recipe import Recipe
 
@@ -108,7 +108,7 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
     ]
     pays = best.pays.get(dense.name, [])
     if pays:
-        where = "at every rate" if pays[-1].high == inf else f"below {say_rate(pays[-1].high)}"
+        where = " and ".join(map(_between, pays))
         out.insert(1, f"It pays {where} on these machines.")
     if not averages_every_step(best.name):
         every = next((row for row in plan.possible if averages_every_step(row.name)), None)
@@ -117,6 +117,17 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
                 f"Of recipes that average at every step, {every.name} is fastest: {say_seconds(_step(every))} a step."
             )
     return out
+
+
+def _between(rates: Interval) -> str:
+    """
+    >>> _between(Interval(RATES[0], inf)), _between(Interval(1e6, inf)), _between(Interval(1e6, 2e6))
+    ('at every rate', 'above 8 Mbit/s', 'between 8 Mbit/s and 16 Mbit/s')
+    """
+    if rates.low <= RATES[0]:
+        return "at every rate" if rates.high == inf else f"below {say_rate(rates.high)}"
+    low = say_rate(rates.low)
+    return f"above {low}" if rates.high == inf else f"between {low} and {say_rate(rates.high)}"
 
 
 def _against_accumulation(plan: TrainingPlan, best: Row) -> list[str]:
