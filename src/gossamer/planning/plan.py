@@ -293,14 +293,23 @@ class _Baselines:
         out, kept = list[Row](), time_kept(None, self._cluster)
         for baseline in self._all:
             found = self.seconds(baseline.name)
-            low, high = (baseline.seconds(c).step for c in bounds(self._cluster))
+            steps = found.step, *(baseline.seconds(c).step for c in bounds(self._cluster))
             of = {name: found.step / self.seconds(name).step for name in self.names}
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
             money = money_of(found, self._cluster, kept)
             out.append(
-                Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy, kept=kept, money=money)
+                Row(
+                    name=baseline.name,
+                    seconds=found,
+                    low=min(steps),
+                    high=max(steps),
+                    of=of,
+                    busy_at=busy,
+                    kept=kept,
+                    money=money,
+                )
             )
         return out
 
