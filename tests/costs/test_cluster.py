@@ -11,6 +11,7 @@ from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.cluster_file import read_cluster, write_cluster
 from gossamer.costs.laws import Constant, SlowRank
 from gossamer.costs.quantities import Price
+from gossamer.fabrics.links import ClusterLinks
 
 GOOD = """format = 1
 name = "office"
@@ -137,3 +138,9 @@ def test_a_slow_rank_keeps_its_machine_where_some_are_left_out() -> None:
     assert six.of_nodes([0, 2]).law == SlowRank(2.0, rank=3)
     assert six.of_nodes([0, 1]).law == Constant()
     assert six.of_nodes([0, 1, 2]).law == six.law
+
+
+def test_ranks_on_gpus_do_not_wait_for_the_cores_of_their_host() -> None:
+    here = Cluster(hosts=(Hosts(count=2, ranks=8, cores=4, device="gpu"),), backend="nccl")
+    assert here.turns == ClusterLinks(here).slowdown(0) == 1
+    assert replace(here, hosts=(replace(here.hosts[0], device="cpu"),)).turns == 2

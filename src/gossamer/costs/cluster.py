@@ -50,6 +50,11 @@ class Hosts:
     def slowest_rate(self) -> float:
         return min(self.up, self.up if self.down is None else self.down)
 
+    @property
+    def shared_cores(self) -> float:
+        """The cores on which its ranks compute; those on GPUs wait for none."""
+        return inf if self.device == "gpu" else self.cores
+
 
 @dataclass(frozen=True)
 class WorkTable:
@@ -145,8 +150,8 @@ class Cluster:
 
     @property
     def cores(self) -> float:
-        """The fewest cores of a host."""
-        return min(h.cores for h in self.hosts)
+        """The fewest cores on which the ranks of a host compute."""
+        return min(h.shared_cores for h in self.hosts)
 
     @property
     def turns(self) -> float:
