@@ -95,6 +95,12 @@ def test_a_notice_within_a_round_ends_the_round() -> None:
     assert [(r.done, r.again) for r in told.restarts] == [(12, 0)]
 
 
+def test_a_notice_while_a_checkpoint_is_written_is_heard() -> None:
+    ends = run("allreduce").moments[7]
+    told = run("allreduce", absences=(Absence(1, told=True, begin=Begin(seconds=ends + 0.1)),))
+    assert [(r.done, r.again, r.present) for r in told.restarts] == [(8, 0, (0, 2, 3))]
+
+
 def test_who_comes_later_is_there_from_then_on() -> None:
     grown = run("allreduce", arrivals=(LaterStart(3, Begin(step=11)),))
     assert [(r.done, r.again, r.present) for r in grown.restarts] == [(8, 2, (0, 1, 2, 3))]
@@ -122,6 +128,16 @@ def test_slow_steps_are_those_of_the_rank_and_not_of_its_place() -> None:
     plain = run("allreduce", absences=(gone,))
     slow = run("allreduce", absences=(gone,), slow=(SlowSteps(3, 4.0, 6, Begin(step=14)),))
     assert slow.seconds == pytest.approx(plain.seconds + 6 * 3 * MODEL.computing)
+
+
+@pytest.mark.parametrize("recipe", ["backup", "allreduce + by_speed(local_sgd(4))"])
+def test_a_rank_that_is_late_and_leaves_steps_out_starts_again_with_the_others(recipe: str) -> None:
+    slow = SlowSteps(2, 6.0, STEPS, Begin(step=1))
+    lost = run(recipe, slow=(slow,), absences=(Absence(1, seconds=2.0, begin=Begin(step=12)),))
+    assert len(lost.restarts) == 1
+    assert len(lost.losses) == len(lost.moments) == STEPS
+    assert lost.moments == sorted(lost.moments)
+    assert lost.gradients < 4 * STEPS
 
 
 def test_a_run_repeats_exactly() -> None:

@@ -46,8 +46,8 @@ class Trained:
         return max(r.clock for r in self.replicas)
 
     def moments(self, steps: int) -> list[float]:
-        """When each of the first rank's steps ended: when it began to compute for the next one."""
-        first = self.replicas[0]
+        """When each step ended on the rank that made most, or the first of them: when it began to compute for the next one."""
+        first = max(self.replicas, key=lambda replica: len(replica.begins))
         return [*first.begins[1:], first.clock][:steps]
 
 
@@ -159,6 +159,8 @@ def train(
             )
         costs = network.of_a_run()
         links = costs.links
+        for replica in ranks:
+            links.events.go_on(replica.worker.rank, replica.worker.step - 1)
     else:
         costs, links = seconds, network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)
@@ -261,6 +263,7 @@ def program(
         replica.begins.append(clock)
         loss, gradients = yield Compute(partial(_computed, replica, backward, averages), "compute", before)
         replica.losses.append(loss)
+        replica.steps.append(step)
         worker.loss = loss
         if plain:
             descend(replica, averages)

@@ -9,8 +9,9 @@ import pytest
 from gossamer import CostError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.cluster_file import read_cluster, write_cluster
-from gossamer.costs.laws import Constant, SlowRank
+from gossamer.costs.laws import Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
+from gossamer.fabrics.links import ClusterLinks
 
 GOOD = """format = 1
 name = "office"
@@ -120,6 +121,34 @@ def test_a_broken_file_is_refused_with_its_line_and_field(old: str, new: str, sa
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("[[hosts]]\ncount = 1\nspeed = -1\n[[hosts]]\ncount = 1\nspeed = 2\n", "line 6: speed must be more than 0"),
+        ('device = "cpu"\n[work."qsgd"]\ndevice = "tpu"\n', "line 6: device must be 'cpu' or 'gpu', not 'tpu'"),
+    ],
+)
+def test_the_line_is_that_of_the_table_that_is_wrong(tables: str, says: str, tmp_path: Path) -> None:
+    """Another one may lack the field, or have one of that name."""
+    path = tmp_path / "c.toml"
+    path.write_text(f"format = 1\n[[hosts]]\ncount = 1\n{tables}")
+    with pytest.raises(CostError, match=says):
+        read_cluster(path)
+
+
+def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
+    """NCCL is for GPUs, whose memory is no processor's, and whose bytes no comm thread copies."""
+    path = tmp_path / "c.toml"
+    hosts = 'count = 4\nranks = 8\nup = "25 Gbit/s"\nlatency = "30 us"\ninside = "20 GB/s"\n'
+    path.write_text(f'format = 1\nbackend = "nccl"\n[[hosts]]\n{hosts}')
+    read, flags = read_cluster(path), from_flags(nodes=4, gpus=8, rate=3.125e9, latency=30e-6)
+    assert read.hosts == flags.hosts
+    assert (read.byte_seconds, read.program_seconds) == (flags.byte_seconds, flags.program_seconds) == (0.0, 1e-4)
+    path.write_text(f'format = 1\n[network]\nbyte_seconds = 1e-9\n[[hosts]]\ndevice = "gpu"\n{hosts}')
+    mixed = read_cluster(path)
+    assert (mixed.has_gpus, mixed.memory_rate, mixed.byte_seconds) == (True, 600e9, 1e-9)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CostError, match="cannot be read: No such file"):
         read_cluster(tmp_path / "none.toml")
@@ -137,3 +166,17 @@ def test_a_slow_rank_keeps_its_machine_where_some_are_left_out() -> None:
     assert six.of_nodes([0, 2]).law == SlowRank(2.0, rank=3)
     assert six.of_nodes([0, 1]).law == Constant()
     assert six.of_nodes([0, 1, 2]).law == six.law
+
+
+def test_ranks_keep_their_rows_of_a_trace_where_some_are_left_out() -> None:
+    law = Trace(((2.0,) * 200, *((1.0,) * 200 for _ in range(3))))
+    four = replace(from_flags(nodes=4, rate=1e6), law=law)
+    left = four.of_nodes([1, 2, 3]).of_nodes([0, 2]).law
+    assert [left.at(rank, 7) for rank in range(2)] == [law.at(1, 7), law.at(3, 7)]
+    assert left.slowest(2, 1) == pytest.approx(law.at(1, 7), rel=1e-2)
+
+
+def test_ranks_on_gpus_do_not_wait_for_the_cores_of_their_host() -> None:
+    here = Cluster(hosts=(Hosts(count=2, ranks=8, cores=4, device="gpu"),), backend="nccl")
+    assert here.turns == ClusterLinks(here).slowdown(0) == 1
+    assert replace(here, hosts=(replace(here.hosts[0], device="cpu"),)).turns == 2

@@ -105,3 +105,19 @@ def test_shards_are_simulated_as_the_ranks_that_meet() -> None:
     )
     assert cut.simulated == whole.simulated == 4
     assert cut.seconds(here).step == pytest.approx(whole.seconds(alone).step, rel=0.02)
+
+
+def test_a_quorum_of_more_ranks_than_are_simulated_is_a_row_that_says_so() -> None:
+    """And the other recipes are planned."""
+    many = from_flags(nodes=128, rate=1e6)
+    found = plan(SMALL, many, ["allreduce + quorum_rounds(8, quorum=100)", "qsgd"], work=NoWork(), curves=False)
+    assert [row.error for row in found.possible] == [""]
+    assert "it is simulated, on 64 ranks at most, and needs more of them: " in found.recipes[1].error
+
+
+def test_a_mean_step_lies_between_its_bounds_where_few_rounds_are_slow() -> None:
+    """In nine of ten rounds nobody is slow, and the mean has those that remain."""
+    seldom = replace(EIGHT, law=SlowRank(5.0, share=0.02))
+    found = plan(SMALL, seldom, ["allreduce"], work=NoWork(), curves=False)
+    rows = [*found.baselines, *found.recipes]
+    assert all(row.seconds is not None and row.low <= row.seconds.step <= row.high for row in rows)

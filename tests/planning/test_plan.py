@@ -11,8 +11,9 @@ from tests.planning.models import SHAPES, SMALL
 import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
+from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
-from gossamer.costs.laws import SlowRank
+from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
 from gossamer.planning.baselines import compute, ddp
 from gossamer.planning.measured_model import measure, untrained, with_step
@@ -96,6 +97,20 @@ def test_transfers_at_once_share_a_card() -> None:
     assert step > model.bytes / 125e6 / 0.956
 
 
+@pytest.mark.parametrize(("nodes", "per_node"), [(4, 1), (4, 2)])
+def test_messages_to_two_neighbours_and_from_both_cross_at_once(nodes: int, per_node: int) -> None:
+    """Links carry both ways at the same time: two models out and two in take as long as two."""
+    here = from_flags(nodes=nodes, ranks=per_node, rate=1e6, latency=1e-4)
+    exact = replace(here, payload=1.0, efficiency={"one": 1.0, "ring": 1.0}, byte_seconds=0.0, program_seconds=0.0)
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    recipe = "d_psgd(overlap=False)" + f" + per_node({per_node})" * (per_node > 1)
+    seconds = prepare(recipe, one, exact, NoWork()).seconds(exact)
+    assert seconds.card == pytest.approx(2 * 400_000)
+    if per_node == 1:
+        assert seconds.sent == pytest.approx(seconds.card)
+        assert seconds.network == pytest.approx(1e-4 + 0.8, rel=1e-3)
+
+
 def test_accumulation_averages_less_often() -> None:
     one, four = (ddp(SMALL, 4, accumulate=k).seconds(FOUR) for k in (1, 4))
     assert four.sent == pytest.approx(one.sent / 4)
@@ -132,6 +147,20 @@ def test_shards_average_their_part_among_nodes() -> None:
     assert row.seconds is not None
     assert row.seconds.card == pytest.approx(8 * row.seconds.sent)
     assert row.of["hsdp"] < 1
+
+
+def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
+    """On slow links inside a host the gathers of parameters last longer than the passes that they should hide behind."""
+    slow = from_flags(nodes=2, gpus=8, rate=1e12, latency=0.0, inside=1e9)
+    model = known_model("gpt2", 0.35)
+    found = plan(model, slow, ["allreduce"], work=NoWork(), shards=8, curves=False)
+    waits = 3 * 7 / 8 * model.bytes / 1e9 - model.forward - model.backward
+    for row in (found.dense, *found.recipes):
+        assert row.seconds is not None
+        assert (row.seconds.forward, row.seconds.backward) == pytest.approx((model.forward, model.backward))
+        assert row.seconds.network >= waits
+        assert row.seconds.utilisation == pytest.approx(0.35 / row.seconds.step, rel=0.05)
+    assert "hides behind computing" not in sentences(found)[0]
 
 
 @pytest.mark.parametrize("size", [64, 1024, 10_000])
@@ -217,6 +246,15 @@ def test_the_shortest_round_that_reaches_ninety_per_cent_does() -> None:
     ]
     assert busy[0] >= 0.895
     assert best == 1 or busy[1] < 0.9
+
+
+def test_no_round_is_said_to_keep_machines_busier_than_slow_ranks_let_them_be() -> None:
+    """Steps of random length are waited for in rounds too, however short their averages are."""
+    random = replace(FOUR, hosts=(replace(FOUR.hosts[0], up=1e9),), law=ShiftedExponential(0.3))
+    row = plan(SMALL, random, ["local_sgd(2)"], work=NoWork(), curves=False).recipes[0]
+    assert row.seconds is not None
+    assert 0.8 < row.seconds.utilisation < 0.85
+    assert [*row.rounds] == [0.5, 0.8]
 
 
 # -- unlike hosts ------------------------------------------------------------------------------------------------------------
@@ -333,6 +371,14 @@ def test_a_recipe_that_does_not_fit_is_a_row_with_its_reason() -> None:
     assert [row.name for row in found.recipes] == ["qsgd", "backup"]
     assert "use at least 3 ranks" in found.recipes[1].error
     assert found.possible == [found.recipes[0]]
+
+
+def test_very_many_ranks_are_refused_as_many_as_they_are() -> None:
+    """They are checked in a smaller world, in which a quorum of theirs may be too large."""
+    many = from_flags(nodes=2000, rate=1e9)
+    with pytest.raises(AttachError, match="2000 ranks are not equally many"):
+        prepare("sgp + per_node(3)", SMALL, many, NoWork())
+    assert prepare("allreduce + backup_workers(backups=1500)", SMALL, many, NoWork()).programs.size == 2000
 
 
 def test_a_plan_is_a_value_of_the_library() -> None:

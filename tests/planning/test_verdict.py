@@ -1,12 +1,15 @@
 """The words of a plan: one rule each, on plans that call for it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 import pytest
 
 from gossamer.costs import from_flags
 from gossamer.planning.model_shapes import known_model
 from gossamer.planning.plan import TrainingPlan, plan
+from gossamer.planning.rates import Interval
 from gossamer.planning.verdict import averages_every_step, sentences
 from gossamer.planning.work import NoWork
 
@@ -27,6 +30,18 @@ def test_where_nothing_gains_enough_on_bf16_it_says_so() -> None:
     assert "less than this model can see" in said[0]
 
 
+def test_a_small_gain_is_the_one_on_bf16_also_where_accumulation_takes_less() -> None:
+    found = planned(3.125e9, ["topk", "powersgd"])
+    usual = next(row for row in found.baselines if "micro" in row.name)
+    assert usual.seconds is not None
+    quick = replace(usual, seconds=replace(usual.seconds, step=usual.seconds.step / 2))
+    rows = [replace(row, of={**row.of, usual.name: 2 * row.of[usual.name]}) for row in found.recipes]
+    odd = replace(found, recipes=rows, baselines=[quick if row is usual else row for row in found.baselines])
+    gain = 1 - rows[0].of["ddp-bf16"]
+    assert gain > 0.01
+    assert f"gains {gain:.0%} on it" in sentences(odd)[0]
+
+
 def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
     said = sentences(planned(125e6, ["qsgd", "bf16"]))
     assert said[0].startswith("qsgd: ")
@@ -40,6 +55,14 @@ def test_what_pays_on_the_fastest_link_too_pays_at_every_rate() -> None:
     here = from_flags(nodes=4, rate=12.5e6, cores=0.25)
     found = plan(known_model("gpt2", 0.35, memory_rate=10e9), here, ["local_sgd(32)"], work=NoWork())
     assert "It pays at every rate on these machines." in sentences(found)[0]
+
+
+def test_what_pays_on_fast_links_only_does_not_pay_at_every_rate() -> None:
+    """As a gather of many wires, which are more bytes than a ring's, in half of its messages."""
+    found = planned(125e6, ["qsgd"])
+    rates = [Interval(125e3, 1e6), Interval(1e9, inf)]
+    odd = replace(found, recipes=[replace(found.recipes[0], pays={"ddp": rates})])
+    assert "It pays below 8 Mbit/s and above 8 Gbit/s on these machines." in sentences(odd)[0]
 
 
 def test_rounds_are_named_with_the_best_that_averages_at_every_step() -> None:

@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from gossamer.core.errors import CostError
-from gossamer.costs.laws import ComputingLaw, Constant, SlowRank
+from gossamer.costs.laws import ComputingLaw, Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
@@ -50,6 +50,11 @@ class Hosts:
     def slowest_rate(self) -> float:
         return min(self.up, self.up if self.down is None else self.down)
 
+    @property
+    def shared_cores(self) -> float:
+        """The cores on which its ranks compute; those on GPUs wait for none."""
+        return inf if self.device == "gpu" else self.cores
+
 
 @dataclass(frozen=True)
 class WorkTable:
@@ -80,6 +85,15 @@ EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
 """The share of a link's rate that a pattern of messages reaches. Those of gloo were measured on loopback links shaped to 50 to
 1000 Mbit/s; those of nccl, over TCP sockets, are not measured.
 """
+
+MEMORY_RATES: Mapping[Device, float] = {"cpu": 10e9, "gpu": 600e9}
+"""Bytes per second of a copy, reads and writes together, where none are given."""
+
+THREADS: Mapping[Backend, Mapping[str, float]] = {
+    "gloo": {"byte_seconds": 6e-10, "program_seconds": 3e-4},
+    "nccl": {"byte_seconds": 0.0, "program_seconds": 1e-4},
+}
+"""What comm threads take of a processor, where it is not given: over NCCL, bytes take none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +159,8 @@ class Cluster:
 
     @property
     def cores(self) -> float:
-        """The fewest cores of a host."""
-        return min(h.cores for h in self.hosts)
+        """The fewest cores on which the ranks of a host compute."""
+        return min(h.shared_cores for h in self.hosts)
 
     @property
     def turns(self) -> float:
@@ -198,7 +212,11 @@ class Cluster:
 
 
 def _law_of_nodes(law: ComputingLaw, nodes: Sequence[int], per_node: int) -> ComputingLaw:
-    """The law where only these nodes are left: a slow rank is the same one by its new number, or is not there."""
+    """The law where only these nodes are left: a slow rank is the same one by its new number, or is not there, and ranks keep
+    their rows of a trace.
+    """
+    if isinstance(law, Trace):
+        return law.of(node * per_node + place for node in nodes for place in range(per_node))
     if not isinstance(law, SlowRank):
         return law
     node, place = divmod(law.rank, per_node)
@@ -232,13 +250,12 @@ def from_flags(
         inside=usual_inside if inside is None else inside,
         cores=inf if gpus or cores is None else cores,
         device="gpu" if gpus else "cpu",
-        memory_rate=600e9 if gpus else 10e9,
+        memory_rate=MEMORY_RATES["gpu" if gpus else "cpu"],
     )
     backend: Backend = "nccl" if gpus else "gloo"
     return Cluster(
         hosts=(hosts,),
         backend=backend,
-        byte_seconds=0.0 if gpus else 6e-10,
-        program_seconds=1e-4 if gpus else 3e-4,
         sources=sources,
+        **THREADS[backend],
     )

@@ -99,7 +99,7 @@ class ClusterLinks:
     def slowdown(self, rank: int) -> float:
         """How many times as long a rank computes on its host as alone on a core of speed 1."""
         host = self.host_of(rank)
-        return max(1.0, host.ranks / host.cores) / host.speed
+        return max(1.0, host.ranks / host.shared_cores) / host.speed
 
     def work(self, rank: int, label: str, piece: int) -> float:
         """Processor seconds of a program before its k-th request, or after its last."""

@@ -10,6 +10,7 @@ from math import inf
 
 import torch
 
+from gossamer.core.errors import CostError, GossamerError
 from gossamer.core.verbs import Compute, Program, now
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare, Constant, SlowRank
@@ -78,7 +79,9 @@ def at_their_own_pace(
     told = model.at_speed(1 / computing)
     rest = max(step - told.computing - busy, 0.0)
     sent, card = (sum(getattr(c, name) for c in crossings) / len(steps) for name in ("sent", "card"))
-    return StepSeconds(step, told.forward, told.backward, busy, rest, told.optimizer, sent, card)
+    forward, backward = told.passes
+    rest += sum(told.gathering)
+    return StepSeconds(step, forward, backward, busy, rest, told.optimizer, sent, card)
 
 
 def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:
@@ -123,7 +126,10 @@ def _paces(
 ) -> list[float]:
     """The seconds of a step of each rank, once they have settled; `wires` are those of a step's requests without latency."""
     dense = replace(recipe, exchange=Recipe.of("allreduce").exchange, memory=NoMemory(), rules=())
-    sent = bytes_per_step(dense, shapes, ranks)
+    try:
+        sent = bytes_per_step(dense, shapes, ranks)
+    except GossamerError as error:
+        raise CostError(f"it is simulated, on {ranks} ranks at most, and needs more of them: {error}") from None
     network = Network(latency=latency, rate=sent / wires if wires > 0 and sent > 0 else inf)
     marks = [[(0, 0.0)] for _ in range(ranks)]
     simulate([_train(dense, shapes, rank, ranks, seconds, marks[rank]) for rank in range(ranks)], network)

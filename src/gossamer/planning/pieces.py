@@ -170,12 +170,12 @@ class Programs:
         if size <= MANY:
             return None
         less, states = self._hollow(program, layout, FEW)
+        if not all(isinstance(v, COLLECTIVES) and v.among is None for v in less):
+            return None
         more, _ = self._hollow(program, layout, 2 * FEW)
         part = Layout.of({layout.name: (ceil(layout.numel * FEW / size),)}, layout.dtype)
         cut, _ = self._hollow(program, part, FEW)
-        if not len(less) == len(more) == len(cut) or not all(
-            isinstance(v, COLLECTIVES) and v.among is None for v in less
-        ):
+        if not len(less) == len(more) == len(cut):
             return None
         rows = zip(less, more, cut, strict=True)
         return [_among(a if _length(a) == _length(b) else c, size) for a, b, c in rows], 1.0, states
@@ -221,15 +221,18 @@ def _among(verb: Verb, size: int) -> Verb:
 
 
 def _merged(crossings: Sequence[Crossing], works: Sequence[Work]) -> Iterable[Piece]:
-    """Pieces of one program. A message that is sent travels while the one that is awaited does, so the two are one piece."""
+    """Pieces of one program. Messages that are sent travel while those that are awaited do, so they are one piece."""
     sent: Crossing | None = None
-    before = 0.0
+    before = ahead = 0.0  # ahead: bytes sent beyond those that were awaited
     for crossing, work in zip(crossings, works):
         before += work.before
         if crossing.pattern == "one" and crossing.sent:  # the sender goes on at once
             sent = crossing if sent is None else _both(sent, crossing)
             continue
+        if crossing.pattern == "one" and 0 < crossing.card <= ahead:  # it came while this rank's own were on their way
+            crossing, ahead = Crossing("one"), ahead - crossing.card
         if sent is not None:
+            ahead += max(sent.card - crossing.card, 0.0)
             crossing, sent = _both(sent, crossing), None
         yield Piece(before, crossing, work.inside)
         before = 0.0

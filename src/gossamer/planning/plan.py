@@ -1,11 +1,13 @@
 """Plans a training: seconds a step of recipes and of DDP on a cluster, and from which rate on a recipe pays."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
+from gossamer.core.bucket import Layout
 from gossamer.core.errors import CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
@@ -109,7 +111,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
     programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
-    parsed.fits(Binding(_checked(programs.size, cluster.ranks_per_node), [b.layout for b in programs.buckets]))
+    _refuse_misfit(parsed, [b.layout for b in programs.buckets], programs.size, cluster.ranks_per_node)
     timed, parts = TimedSteps(programs), parsed.schedule.shape.micro_batches
     steps = [_narrowed(step, model, cluster) for step in timed.steps] if model.is_narrow else timed.steps
     return Prepared(
@@ -130,6 +132,13 @@ def _narrowed(step: Step, model: ModelCost, cluster: Cluster) -> Step:
     copies = Busy((model.wide + model.width) * model.numel / cluster.memory_rate)
     place = next((i for i, action in enumerate(step) if isinstance(action, OptimizerSteps)), len(step))
     return (*step[:place], copies, *step[place:])
+
+
+def _refuse_misfit(recipe: Recipe, layouts: Sequence[Layout], size: int, per_node: int) -> None:
+    """Raise AttachError if a recipe cannot run on so many ranks; it is refused on as many, also where fewer are checked first."""
+    with suppress(GossamerError):
+        return recipe.fits(Binding(_checked(size, per_node), layouts))
+    return recipe.fits(Binding(size, layouts))
 
 
 def _checked(size: int, per_node: int) -> int:
@@ -212,13 +221,7 @@ def plan(
     >>> found.recipes[0].of["ddp"] < 0.5
     True
     """
-    if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
-        raise CostError(
-            f"--shard {shards}: {cluster.ranks_per_node} ranks a node, on {cluster.nodes} nodes, are not cut into groups of {shards}; "
-            "give a divisor of the ranks of a node, and two groups at least"
-        )
-    if cluster.size < 2:
-        raise CostError("one rank alone sends nothing: plan at least two")
+    refuse_odd_ranks(cluster, shards)
     work, model = work or work_of(cluster), model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
@@ -239,6 +242,17 @@ def plan(
         changes=_changes(rows, others, cluster),
         measuring=spent,
     )
+
+
+def refuse_odd_ranks(cluster: Cluster, shards: int) -> None:
+    """Raise CostError for a cluster of one rank, and for shards that its hosts are not cut into."""
+    if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
+        raise CostError(
+            f"--shard {shards}: {cluster.ranks_per_node} ranks a node, on {cluster.nodes} nodes, are not cut into groups of {shards}; "
+            "give a divisor of the ranks of a node, and two groups at least"
+        )
+    if cluster.size < 2:
+        raise CostError("one rank alone sends nothing: plan at least two")
 
 
 def _changes(rows: Sequence[Row], others: "_Baselines", cluster: Cluster) -> dict[str, float]:
@@ -279,14 +293,23 @@ class _Baselines:
         out, kept = list[Row](), time_kept(None, self._cluster)
         for baseline in self._all:
             found = self.seconds(baseline.name)
-            low, high = (baseline.seconds(c).step for c in bounds(self._cluster))
+            steps = found.step, *(baseline.seconds(c).step for c in bounds(self._cluster))
             of = {name: found.step / self.seconds(name).step for name in self.names}
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
             money = money_of(found, self._cluster, kept)
             out.append(
-                Row(name=baseline.name, seconds=found, low=low, high=high, of=of, busy_at=busy, kept=kept, money=money)
+                Row(
+                    name=baseline.name,
+                    seconds=found,
+                    low=min(steps),
+                    high=max(steps),
+                    of=of,
+                    busy_at=busy,
+                    kept=kept,
+                    money=money,
+                )
             )
         return out
 
@@ -319,16 +342,18 @@ class _Planner:
 
     def row(self, recipe: "str | Recipe") -> Row:
         name, cluster, others = str(recipe), self.cluster, self.others
+        work = self.work.for_another() if isinstance(self.work, WorkInFile) else self.work
         try:
-            prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
+            prepared = prepare(recipe, self.model, cluster, work, self.shards)
+            if prepared.memory.peak > cluster.memory:
+                return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
+            found = prepared.seconds(cluster)
         except GossamerError as error:
             return Row(name=name, error=str(error))
-        if prepared.memory.peak > cluster.memory:
-            return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
-        found = prepared.seconds(cluster)
         best, worst = bounds(cluster)
         at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
-        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
+        is_measured = not work.lacks if isinstance(work, WorkInFile) else isinstance(work, MeasuredWork)
+        least, most = (0.85, 1.15) if is_measured else (0.3, 3.0)
         curves = self.curves and not prepared.simulated  # a simulation takes seconds
         pays, busy = self._curves(prepared) if curves else ({}, {})
         return Row(
@@ -343,7 +368,7 @@ class _Planner:
             memory=prepared.memory,
             latency=max(found.step - prepared.seconds(at_once).step, 0.0),
             estimated=prepared.programs.estimated,
-            work=self.work.name,
+            work=work.name,
             simulated=prepared.simulated,
             kept=(kept := time_kept(recipe, cluster)),
             money=money_of(found, cluster, kept),
@@ -380,4 +405,6 @@ def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[fl
         return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period
-    return {share: max(ceil(round(share / (1 - share), 9) * added / alone), 1) for share in BUSY}
+    # Seconds of a step that are left for what a round adds; none where ranks wait longer than that for slow ones.
+    left = {share: found.computing / share - alone for share in BUSY}
+    return {share: max(ceil(round(added / seconds, 9)), 1) for share, seconds in left.items() if seconds > 0}

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.plan import Row, TrainingPlan
-from gossamer.planning.rates import TIE
+from gossamer.planning.rates import RATES, TIE, Interval
 from gossamer.planning.replay import StepSeconds
 from gossamer.recipe import Recipe
 
@@ -63,9 +63,14 @@ def _verdict(plan: TrainingPlan) -> str:
         return SENTENCES[kind]
     best = next(row for row in plan.possible if row.name == name)
     if kind == "small":
-        gain = f"{max(1 - max(best.of.values()), 0):.0%}"
+        gain = f"{max(1 - _of_narrow(best.of), 0):.0%}"
         return SENTENCES[kind].format(dense=dense_name(plan), also=also(plan), best=name, gain=gain)
     return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
+
+
+def _of_narrow(of: Mapping[str, float]) -> float:
+    """The step over that of DDP in bf16, or of DDP where the model is narrow itself; of shards over the quickest baseline's."""
+    return of.get("ddp-bf16", of.get("ddp", max(of.values())))
 
 
 def also(plan: TrainingPlan) -> str:
@@ -108,7 +113,7 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
     ]
     pays = best.pays.get(dense.name, [])
     if pays:
-        where = "at every rate" if pays[-1].high == inf else f"below {say_rate(pays[-1].high)}"
+        where = " and ".join(map(_between, pays))
         out.insert(1, f"It pays {where} on these machines.")
     if not averages_every_step(best.name):
         every = next((row for row in plan.possible if averages_every_step(row.name)), None)
@@ -117,6 +122,17 @@ def _recommended(plan: TrainingPlan, best: Row) -> list[str]:
                 f"Of recipes that average at every step, {every.name} is fastest: {say_seconds(_step(every))} a step."
             )
     return out
+
+
+def _between(rates: Interval) -> str:
+    """
+    >>> _between(Interval(RATES[0], inf)), _between(Interval(1e6, inf)), _between(Interval(1e6, 2e6))
+    ('at every rate', 'above 8 Mbit/s', 'between 8 Mbit/s and 16 Mbit/s')
+    """
+    if rates.low <= RATES[0]:
+        return "at every rate" if rates.high == inf else f"below {say_rate(rates.high)}"
+    low = say_rate(rates.low)
+    return f"above {low}" if rates.high == inf else f"between {low} and {say_rate(rates.high)}"
 
 
 def _against_accumulation(plan: TrainingPlan, best: Row) -> list[str]:

@@ -175,6 +175,7 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
     [
         (("--rate", "1gbit"), "give a model"),
         (("--rate", "1gbit", "--script", "none.py"), "there is no script none.py"),
+        (("--rate", "1gbit", "--script", "none.py", "--step", "0s"), "--step must be more than 0"),
         (("--rate", "1gbit", "--script", "train.py", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--step", "1s"), "give --rate"),
         (("gpt2", "--rate", "1gbit"), "--step 350ms"),
@@ -185,11 +186,17 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
+        (("gpt2", "--step", "1s", "--cluster", "c.toml", "--nodes", "4"), "--nodes and --cluster both describe"),
         (("gpt2", "--step", "1s", "--cluster", "none.toml"), "cannot be read"),
         (("gpt9", "--rate", "1gbit", "--step", "1s"), "gpt2"),
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1"), "one rank alone"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1", "--explain", "qsgd"), "one rank alone"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3", "--explain", "qsgd"),
+            "not cut into groups of 3",
+        ),
         (("none.toml", "--rate", "1gbit", "--step", "1s"), "cannot be read"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--explain", "qsgd(bits=99)"), "bits"),
         (
@@ -345,6 +352,17 @@ def test_a_plan_takes_work_from_the_file(say: Say, tmp_path: Path) -> None:
     code, out, err = say("plan", "gpt2", "qsgd", "--cluster", str(path), "--step", "1s", "--json")
     assert code == 0, err
     assert json.loads(out)["recipes"][0]["source"]["work"] == "in the file"
+
+
+def test_prices_have_a_column_also_where_failures_leave_ddp_no_time(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    fails = 'price = "2 USD/h"\nmtbf = "1 s"\n'
+    path.write_text(f'format = 1\n[[hosts]]\ncount = 4\nup = "1 Gbit/s"\nlatency = "1 ms"\n{fails}')
+    code, out, err = say("plan", "gpt2", "local_sgd(8)", "--cluster", str(path), "--step", "1s")
+    assert code == 0, err
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line.strip()}
+    assert rows["recipe"].endswith("USD / 1000 steps time kept")
+    assert rows["local_sgd(8)"].endswith(" 1%")
 
 
 def test_a_gpu_cluster_is_not_planned_with_a_processors_work(say: Say, tmp_path: Path) -> None:

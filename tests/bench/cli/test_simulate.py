@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gossamer.bench.cli import simulate
+from gossamer.bench.workloads import Workload
 from gossamer.core.errors import PeerError
+from gossamer.planning.model_cost import ModelCost
 
 Say = Callable[..., tuple[int, str, str]]
 DIGITS = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--step", "10ms", "--rounds", "3")
@@ -54,6 +56,29 @@ def test_events_are_told_and_take_their_time(say: Say, tmp_path: Path) -> None:
     assert (plain["events"], slow["events"]) == ([], ["rank 1 computes 6 times as long in 1 steps, from step 2 on"])
     assert slow["seconds"] == pytest.approx(plain["seconds"] + 5 * 0.010)
     assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
+
+
+def test_losses_are_those_of_the_step_also_where_a_rank_leaves_steps_out(say: Say, tmp_path: Path) -> None:
+    """Three of four gradients close a step of `backup`: those of the slow rank come too late, and it follows the others."""
+    path = tmp_path / "events.toml"
+    path.write_text('[[event]]\nkind = "slow"\nrank = 0\nfactor = 20\nsteps = 50\n')
+    asked = (*DIGITS[:-1], "20", "--free-work", "--json", "--recipe", "backup", "--events", str(path))
+    (run,) = json.loads(say(*asked)[1])
+    assert [point["step"] for point in run["curve"]] == [*range(1, 21)]
+    assert 3 * 20 < run["gradients"] < 4 * 20
+
+
+def test_a_step_is_measured_with_the_batches_that_are_trained(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, seen = simulate.measured, list[int]()
+
+    def noted(task: Workload) -> ModelCost:
+        seen.append(task.batch_size)
+        return measured(task)
+
+    monkeypatch.setattr(simulate, "measured", noted)
+    asked = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--rounds", "1", "--free-work")
+    assert say(*asked, "--batch-size", "7")[0] == 0
+    assert seen == [7]
 
 
 LOST = '[[event]]\nkind = "die"\nat = 6\nrank = 1\nback = "2 s"\n'
@@ -156,6 +181,7 @@ def test_a_broken_file_of_events_is_refused(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml"), "none.toml cannot be read: No such file"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "random:1", "--losses", "1", "--recipe", "ad_psgd", "--on-loss", "members"), "cannot go on without a lost rank; use every_step()"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml", "--losses", "1"), "--losses 1 is for --events random:SEED; write the losses into none.toml"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--losses", "2"), "--losses 2 needs a seed that they are drawn by: give --events random:SEED"),
         (("digits", "--rate", "10mbit", "--law", "slow"), "'slow' is no law of computing: write 'constant'"),
         (("digits", "--cluster", "c.toml", "--law", "slow 2"), "--law and --cluster both describe the cluster"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),

@@ -2,6 +2,8 @@
 
 import json
 import random
+from array import array
+from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from math import exp, log
@@ -76,6 +78,32 @@ def test_a_recipe_that_needs_more_hosts_is_missing_where_there_are_too_few(small
     third = len(grid.seconds["backup"]) // 3
     assert {cell is None for cell in grid.seconds["backup"][:third]} == {True}
     assert {cell is None for cell in grid.seconds["backup"][third:]} == {False}
+
+
+def test_steps_of_weeks_are_read_as_they_are(small: tuple[TrainingPlan, Grid]) -> None:
+    """A model of billions of parameters takes days a step on the slowest links of the grid."""
+    found, grid = small
+    longer = {
+        name: [None if s is None else replace(s, step=1e6 * s.step) for s in cells]
+        for name, cells in grid.seconds.items()
+    }
+    told = planned.data(found, replace(grid, seconds=longer))
+    code = told["code"]
+    for (steps, _, _), cells in zip(told["seconds"], longer.values(), strict=True):
+        read = [k and code["smallest"] * exp((k - 1) / code["steps"]) for k in array("H", b64decode(steps))]
+        assert read == pytest.approx([0 if s is None else s.step for s in cells], rel=3e-4)
+
+
+def test_a_page_begins_where_its_plan_is_also_beyond_the_usual_latencies() -> None:
+    home = from_flags(nodes=8, rate=1.25e6, latency=14e-3)
+    found = plan(SMALL, home, ["topk"], work=WORK, curves=False)
+    grid = grid_of(found, WORK, rates=[home.rate])
+    assert planned.data(found, grid)["at"]["latency"] == home.latency
+    place = (grid.hosts.index(8) * len(grid.computing) + 3) * len(grid.latencies) + grid.latencies.index(home.latency)
+    cell, row = grid.seconds["topk"][place], found.recipes[0].seconds
+    assert cell is not None
+    assert row is not None
+    assert cell.step == pytest.approx(row.step)
 
 
 def test_verdicts_of_the_grid_are_those_of_plans(small: tuple[TrainingPlan, Grid]) -> None:

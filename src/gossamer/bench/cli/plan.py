@@ -28,6 +28,7 @@ from gossamer.bench.cli.plan_tables import (
     table,
     target_table,
 )
+from gossamer.bench.cli.script import is_said
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
@@ -120,6 +121,7 @@ def plan_command(
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
+    asked |= {f"--{name}": name for name in ("nodes", "gpus", "ranks") if is_said(context, name)}
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
         gpus = shard
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
@@ -239,14 +241,20 @@ def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -
     return usual if text is None else of_flag(flag, read, text)
 
 
+def step_of(text: str | None) -> float | None:
+    """The seconds of a step, where --step gives them."""
+    seconds = given("--step", quantities.seconds, text, None)
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"--step must be more than 0, not {text!r}")
+    return seconds
+
+
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = given("--step", quantities.seconds, step, None)
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"--step must be more than 0, not {step!r}")
+    seconds = step_of(step)
     if text in workloads.names():
         if cluster.has_gpus and seconds is None and not mixed:
             raise InputError(f"{text} {HERE}")
@@ -254,7 +262,7 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
             raise InputError(
                 f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
             )
-        found = _workload(text).of_dtype(dtype or "fp32")
+        found = measured(workloads.get(text)).of_dtype(dtype or "fp32")
         return found if seconds is None else with_step(found, seconds)
     if seconds is None:
         raise InputError(f"{text} is not trained here, so say how long a step of one rank takes: --step 350ms")
@@ -272,18 +280,18 @@ def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, 
     """Run the user's script alone for a few steps."""
     if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
         raise InputError(f"{script.name} {HERE}")
+    seconds = step_of(step)
     found = measure_script(script, words)
-    return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
+    return found if seconds is None else with_step(found, seconds)
 
 
-def _workload(name: str) -> ModelCost:
+def measured(workload: workloads.Workload) -> ModelCost:
     """Train a few steps of a workload here, on one thread."""
-    workload = workloads.get(name)
     workload.prepare()
     torch.set_num_threads(1)
     model = workload.model()
     optimizer = workload.optimizer(model)
-    return measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=name)
+    return measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=workload.name)
 
 
 def _built(text: str) -> nn.Module:

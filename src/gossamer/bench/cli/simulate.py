@@ -15,7 +15,7 @@ from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, given, of_flag
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, given, measured, of_flag, step_of
 from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
 from gossamer.bench.record import finite
 from gossamer.core.errors import AttachError
@@ -33,7 +33,7 @@ from gossamer.planning.plan import prepare, work_of
 from gossamer.planning.work import NoWork, WorkSource
 from gossamer.recipe import Recipe
 from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, replicas_of_one_body, train
-from gossamer.simulated_bodies import stay_equal
+from gossamer.simulated_bodies import mean_losses, stay_equal
 
 OnLoss = Literal["restart", "members", "both"]
 
@@ -109,7 +109,7 @@ def simulate_command(
     for each in recipes:
         Recipe.of(each)
     model = _cost(task, step, where)
-    befalls = Events() if events is None else _events(events, where, rounds, model.computing, losses)
+    befalls = _events(events, where, rounds, model.computing, losses)
     shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
     refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
@@ -146,8 +146,12 @@ def _refuse_members(recipes: Sequence[str]) -> None:
             raise InputError(str(why)) from None
 
 
-def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
-    """The events of a file, or drawn by the seed of 'random:SEED'."""
+def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
+    """The events of a file, or drawn by the seed of 'random:SEED'; none where nothing is given."""
+    if text is None:
+        if losses:
+            raise InputError(f"--losses {losses} needs a seed that they are drawn by: give --events random:SEED")
+        return Events()
     if not text.startswith("random:"):
         if losses:
             raise InputError(f"--losses {losses} is for --events random:SEED; write the losses into {text}")
@@ -160,11 +164,9 @@ def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losse
 
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
-    if step is None:
-        return cost_of(task.name, None, cluster, True)
-    taken = of_flag("--step", seconds, step)
-    if taken <= 0:
-        raise InputError(f"--step must be more than 0, not {step!r}")
+    taken = step_of(step)
+    if taken is None:
+        return measured(task)
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
@@ -195,9 +197,9 @@ def simulated(
     if not events.changes_ranks:
         fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
         run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
-        losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+        losses, gradients = mean_losses(fleet), sum(len(replica.losses) for replica in fleet)
         sent, quality, lines = run.ledger.sent / size, task.evaluate(fleet[0].model), _lines(run.spans)
-        return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, steps * size)
+        return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, gradients)
 
     def crew(present: Sequence[int]) -> simulated_restarts.Crew:
         fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)

@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -152,8 +152,8 @@ def _measured() -> Calibration:
     dist.barrier()
     machines = _gathered(_machine())
     passed = perf_counter() - began
-    ours = sum(_gathered(process_time() - mine)) / max(machines.count(machines[rank]), 1)
-    foreign = max(busy_seconds() - busy - ours * machines.count(machines[rank]), 0.0) / passed
+    ours = zip(_gathered(process_time() - mine), machines, strict=True)
+    foreign = _by_others(busy_seconds() - busy, ours, machines[rank]) / passed
     return Calibration(
         size=size,
         latency=latency,
@@ -168,6 +168,15 @@ def _measured() -> Calibration:
         foreign=max(_gathered(foreign)),
         work=work,
     )
+
+
+def _by_others(busy: float, ours: Iterable[tuple[float, float]], here: float) -> float:
+    """Processor seconds of a machine's other programs; `ours` are those of each rank, with the machine that it is on.
+
+    >>> _by_others(10.0, [(3.0, 1.0), (3.0, 1.0), (3.0, 2.0), (3.0, 2.0)], here=1.0)
+    4.0
+    """
+    return max(busy - sum(seconds for seconds, machine in ours if machine == here), 0.0)
 
 
 # -- one measurement -------------------------------------------------------------------------------------------------------

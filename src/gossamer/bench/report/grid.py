@@ -56,18 +56,24 @@ def grid_of(
     """
     cluster, model = plan.cluster, plan.model
     hosts = sorted({*HOSTS, cluster.nodes}) if len(cluster.hosts) == 1 else [cluster.nodes]
-    computing = [factor * model.computing for factor in FACTORS]
+    computing, latencies = [factor * model.computing for factor in FACTORS], _latencies(cluster.latency)
     based = [row.name for row in plan.baselines if row.name != "compute"]
     names = [*based, *_replayed(plan)]
     found: dict[str, list[StepSeconds | None]] = {name: [] for name in names}
     for count in hosts:
         tell(f"{count} hosts")
-        points = _Points(plan, cluster if count == cluster.nodes else of_hosts(cluster, count), work, rates)
+        there = cluster if count == cluster.nodes else of_hosts(cluster, count)
+        points = _Points(plan, there, work, [(latency, rate) for latency in latencies for rate in rates])
         for seconds in computing:
             for name, cells in points.replayed(seconds).items():
                 found[name] += cells
     verdicts = [_verdict_at(found, based, i) for i in range(len(found[based[0]]))]
-    return Grid(hosts, computing, LATENCIES, rates, based, found, verdicts)
+    return Grid(hosts, computing, latencies, rates, based, found, verdicts)
+
+
+def _latencies(own: float) -> Sequence[float]:
+    """Those of the grid, and up to that of the plan, at which the page begins."""
+    return LATENCIES if own <= LATENCIES[-2] else (*LATENCIES[:-1], own, 5 * own)
 
 
 def _replayed(plan: TrainingPlan) -> list[str]:
@@ -78,9 +84,11 @@ def _replayed(plan: TrainingPlan) -> list[str]:
 class _Points:
     """All points with one number of hosts."""
 
-    def __init__(self, plan: TrainingPlan, cluster: Cluster, work: WorkSource, rates: Sequence[float]) -> None:
+    def __init__(
+        self, plan: TrainingPlan, cluster: Cluster, work: WorkSource, links: Sequence[tuple[float, float]]
+    ) -> None:
         self._plan, self._cluster = plan, cluster
-        self._where = [located(cluster, rate, latency) for latency in LATENCIES for rate in rates]
+        self._where = [located(cluster, rate, latency) for latency, rate in links]
         self._prepared: dict[str, Prepared | None] = {name: self._cut(name, work) for name in _replayed(plan)}
 
     def _cut(self, name: str, work: WorkSource) -> Prepared | None:

@@ -23,6 +23,7 @@ from gossamer.planning.rates import TIE
 from gossamer.planning.verdict import SENTENCES, also, dense_name
 
 SMALLEST, STEPS = 1e-6, 2500  # seconds, and codes of a factor e: two bytes hold a number to 2 in 10,000
+MOST = 2**16 - 1  # of two bytes
 SHOWN = 5  # recipes whose lines are drawn at first
 
 BARS = BarChart(
@@ -74,7 +75,7 @@ def styles(grid: Grid) -> list[Style]:
 
 def data(plan: TrainingPlan, grid: Grid) -> dict[str, Any]:
     """What the page's script reads: coded seconds, axes, verdicts and the place to begin at."""
-    cluster, names = plan.cluster, list(grid.seconds)
+    cluster, names, steps = plan.cluster, list(grid.seconds), _steps(grid)
     kinds = sorted(set(grid.verdicts))
     rate = min(max(8 * cluster.rate, 8 * grid.rates[0]), 8 * grid.rates[-1])
     return {
@@ -95,8 +96,8 @@ def data(plan: TrainingPlan, grid: Grid) -> dict[str, Any]:
             "latency": min(max(cluster.latency, 1e-5), grid.latencies[-2]),
             "rate": rate,
         },
-        "code": {"smallest": SMALLEST, "steps": STEPS},
-        "seconds": [_cells(grid, name) for name in names],
+        "code": {"smallest": SMALLEST, "steps": steps},
+        "seconds": [_cells(grid, name, steps) for name in names],
         "verdicts": [kinds.index(each) for each in grid.verdicts],
         "kinds": [list(each) for each in kinds],
         "sentences": {
@@ -114,19 +115,25 @@ def _often_best(grid: Grid, names: Sequence[str]) -> list[int]:
     return [names.index(name) for name in often[:SHOWN]]
 
 
-def _cells(grid: Grid, name: str) -> list[str]:
+def _steps(grid: Grid) -> int:
+    """Codes of a factor e: fewer where the longest step, of days on the slowest link, would need more than two bytes."""
+    longest = max((s.step for cells in grid.seconds.values() for s in cells if s is not None), default=SMALLEST)
+    return min(STEPS, int((MOST - 1) / math.log(max(longest / SMALLEST, 2))))
+
+
+def _cells(grid: Grid, name: str, steps: int) -> list[str]:
     """A step, what of it is the recipe's work, and what is the network's; a step of no seconds cannot run there."""
     parts = [(0.0, 0.0, 0.0) if s is None else (s.step, s.work, s.network) for s in grid.seconds[name]]
-    return [coded(column) for column in zip(*parts, strict=True)]
+    return [coded(column, steps) for column in zip(*parts, strict=True)]
 
 
-def coded(seconds: Iterable[float]) -> str:
+def coded(seconds: Iterable[float], steps: int = STEPS) -> str:
     """Seconds as two bytes each, on a logarithmic scale.
 
     >>> coded([0.0, 1e-6])
     'AAABAA=='
     """
-    found = array("H", (0 if s < SMALLEST else 1 + round(STEPS * math.log(s / SMALLEST)) for s in seconds))
+    found = array("H", (0 if s < SMALLEST else 1 + round(steps * math.log(s / SMALLEST)) for s in seconds))
     if byteorder == "big":
         found.byteswap()
     return b64encode(found.tobytes()).decode()
