@@ -15,7 +15,7 @@ from gossamer.bench.cli.compare import Compute, Slow, Workload, check_compute
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.output import Force, made_folder, writing
+from gossamer.bench.cli.output import Force, hold, made_folder, writing
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.baselines import usable
 from gossamer.bench.compare.rank_run import check
@@ -171,6 +171,7 @@ def _prepare(folder: Path, rates: list[str], force: bool) -> None:
     with writing(made_folder(folder), ANOTHER):
         for name in ("steps.json", "steps.md", *map(_plot, rates)):
             files.writable(folder / name, _kind(name), force)
+    hold(folder)
 
 
 def _write(rows: list[StepRow], folder: Path, force: bool) -> None:
