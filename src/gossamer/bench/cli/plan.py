@@ -28,6 +28,7 @@ from gossamer.bench.cli.plan_tables import (
     table,
     target_table,
 )
+from gossamer.bench.cli.script import is_said, refuse_arguments
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
@@ -120,6 +121,10 @@ def plan_command(
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
+    counts = {"nodes": nodes, "gpus": gpus, "ranks": ranks}
+    asked |= {f"--{name}": count for name, count in counts.items() if is_said(context, name)}
+    if script is None:
+        refuse_arguments(context, None)
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
         gpus = shard
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
@@ -239,14 +244,20 @@ def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -
     return usual if text is None else of_flag(flag, read, text)
 
 
+def step_of(text: str | None) -> float | None:
+    """Read --step; None if it was not given."""
+    found = given("--step", quantities.seconds, text, None)
+    if found is not None and found <= 0:
+        raise InputError(f"--step must be more than 0, not {text!r}")
+    return found
+
+
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = given("--step", quantities.seconds, step, None)
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"--step must be more than 0, not {step!r}")
+    seconds = step_of(step)
     if text in workloads.names():
         if cluster.has_gpus and seconds is None and not mixed:
             raise InputError(f"{text} {HERE}")
@@ -270,10 +281,11 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
 
 def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
     """Run the user's script alone for a few steps."""
-    if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
+    seconds = step_of(step)
+    if cluster.has_gpus and seconds is None and not mixed and not torch.cuda.is_available():
         raise InputError(f"{script.name} {HERE}")
     found = measure_script(script, words)
-    return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
+    return found if seconds is None else with_step(found, seconds)
 
 
 def _workload(name: str) -> ModelCost:
