@@ -37,6 +37,23 @@ def test_what_is_asked_of_one_claim_needs_its_name(say: Say, option: str) -> Non
     assert "name it" in err
 
 
+def test_a_place_that_cannot_be_written_is_one_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    Path("file").touch()
+    code, _, err = say("claims", "--pages", "file")
+    assert (code, err) == (1, "gossamer: the folder file cannot be made: File exists; give another one with --pages\n")
+    Path("pages").mkdir()
+    Path("pages/index.md").write_text("mine")
+    code, _, err = say("claims", "--pages", "pages")
+    assert (code, "index.md is there already" in err, "with --pages" in err) == (2, True, True)
+    monkeypatch.setattr(claims, "run_claim", lambda claim, known, keep, tell: keep(known))
+    monkeypatch.setattr("os.replace", denied)
+    code, _, err = say("claims", "ef21")
+    assert (code, err) == (1, "gossamer: runs/claims/ef21.json could not be written: Permission denied\n")
+
+
 def judged(path: Path, plan: str = "") -> ClaimRecord:
     """A record that is done, as if it had been run."""
     known = begun(find("ef21"), path)
