@@ -51,6 +51,17 @@ def test_the_headline_admits_that_nothing_pays() -> None:
     assert title.startswith("bf16 was hardly faster than DDP")
 
 
+def test_a_run_that_failed_on_another_seed_says_why() -> None:
+    first = record([run("ddp", (100, 4.0)), run("qsgd", (20, 3.9))])
+    again = record([run("ddp", (110, 4.0)), run("qsgd", (5, 4.8), status="failed")])
+    again.seed, again.runs[1].error = 1, "rank 2 was killed by SIGKILL\nits last lines"
+    both = first.with_again(again)
+    assert [row.outcome for row in study_of(both).rows if row.reached is None] == ["not on every seed"]
+    for shown in (render(both), write_markdown(both)):
+        assert "with seed 1 qsgd failed: rank 2 was killed by SIGKILL" in shown
+        assert "its last lines" not in shown
+
+
 def test_the_headline_names_who_did_not_get_there_but_not_who_failed() -> None:
     runs = [
         run("ddp", (100, 4.0)),
