@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.gang import Gang
 
-from gossamer.bench.compare.events import RankEvent, line_of
+from gossamer.bench.compare.events import RankEvent, ScriptEnded, line_of
 from gossamer.bench.compare.script_events import ScriptEvents, judge
 from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError
 from gossamer.bench.compare.script_observer import ScriptPlan
@@ -217,3 +217,19 @@ def test_a_script_whose_loss_is_no_number_any_more_has_no_last_quality() -> None
     assert record.target() is None
     once = judged([3.0, 2.0, math.nan, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # a step that was skipped spoils no mean
     assert [e.quality for e in once.evaluations] == [1.75, 1.0]
+
+
+def test_a_run_that_fails_before_it_is_judged_does_not_take_the_others_quality_along() -> None:
+    events = {name: ScriptEvents(Run(name, name), 1, 5, lambda event: None) for name in ("ddp", "qsgd", "topk")}
+    for name, heard in events.items():
+        heard.line(0, line_of(RankEvent(Step(1, 0.1, 5.0, None))))
+        if name != "topk":
+            heard.line(0, line_of(RankEvent(Evaluation(1, 0.2, None, 0.75))))
+            heard.line(0, line_of(RankEvent(ScriptEnded(None, None, None, None))))
+        heard.conclude(1)
+    runs = [heard.run for heard in events.values()]
+    assert [run.status for run in runs] == ["ok", "ok", "failed"]
+    assert judge(runs, events, 5) == "held-out loss"
+    assert [[e.quality for e in run.evaluations] for run in runs] == [[0.75], [0.75], []]
+    runs[2].status = "ok"  # it came to its end, and has told no quality: only training losses can be compared
+    assert judge(runs, events, 5) == "training loss (mean over 5 steps)"
