@@ -216,8 +216,9 @@ def as_markdown(rows: list[StepRow]) -> str:
     heads += ["slow ranks"] if slowed else []
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
-        time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
-        cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
+        time = [f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})"] if r.step_ms else []
+        time += [f"failed: {_cell(r.error)}"] if r.error or not r.step_ms else []  # also after some steps
+        cells = [r.recipe, r.rate, ", ".join(time), r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
         cells += [r.exposed_ms, _hides(r), r.processor_ms] if emulated else [r.loss]
         cells += [r.inside_mb] if several else []
         cells += [r.slow] if slowed else []
