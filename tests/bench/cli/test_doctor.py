@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,14 @@ def test_it_says_which_kernels_are_in_use_and_how_to_have_faster_ones(
     text = doctor._compiler("cpu", backend)
     assert text.startswith(words)
     assert ("pip install" in text) == (backend == "torch" and not installed)
+
+
+def test_a_compiler_that_is_packaged_under_another_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", none)
+    assert doctor._compiler("cuda", "triton") == "triton"
 
 
 def test_several_threads_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

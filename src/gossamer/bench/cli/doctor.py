@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -206,7 +206,10 @@ def _rows(found: Found) -> list[tuple[str, str]]:
 def _compiler(device: str, name: str) -> str:
     package, cure = COMPILERS[device]
     if name == package:
-        return f"{package} {version(package)}"
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:  # torch for ROCm, and its nightlies, bring triton under another name
+            return package
     missing = importlib.util.find_spec(package) is None
     return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
 
