@@ -1,6 +1,7 @@
 """The meter of heterogeneity: unbiased, blind to noise, and the same on the simulator and on real processes."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -100,6 +101,30 @@ def test_the_command_sees_labels(capfd: pytest.CaptureFixture[str], monkeypatch:
         assert answers.keys() == {"0", "3"}
         found[shards] = answers["0"]["ratio"]
     assert found["source"] > found["iid"] + 0.3
+
+
+def test_a_ratio_without_measure_is_null_in_json(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where noise hides the mean gradient, the estimate of its length is below zero, and the ratio infinite."""
+    from gossamer.bench.cli import heterogeneity as command
+    from gossamer.bench.cli.app import run
+
+    lost = Heterogeneity(4, 2, unlike=1.0, noise=9.0, gradient=-0.1, diversity=float("inf"))
+    monkeypatch.setattr(command, "compared", lambda gradients, ranks: iter(()))
+    monkeypatch.setattr(command, "simulate", lambda programs: SimpleNamespace(results=[lost]))
+    monkeypatch.setattr("sys.argv", ["gossamer", "heterogeneity", "--workload", "ridge", "--json"])
+    assert run() == 0
+    told = json.loads(capfd.readouterr().out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (told["0"]["ratio"], told["0"]["diversity"]) == (None, None)
+    assert "minibatch" in told["0"]["advice"]
+
+
+def test_the_command_refuses_steps_that_are_none(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gossamer.bench.cli.app import run
+
     monkeypatch.setattr("sys.argv", ["gossamer", "heterogeneity", "--at", "soon"])
     assert run() == 2
     assert "--at takes steps" in capfd.readouterr().err

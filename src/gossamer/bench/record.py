@@ -159,8 +159,10 @@ class Record:
         return {self.seed: self.runs, **whole}
 
     def with_again(self, other: "Record") -> "Record":
-        """The same, and what another seed made of it."""
-        notes = dict.fromkeys(n for n in (self.note, other.note) if n)
+        """The same, and what another seed made of it. Why a run failed there is a note: tables have the first seed's."""
+        failed = [r for r in other.runs if r.status == "failed"]
+        why = [f"with seed {other.seed} {r.name} failed: {r.error.partition(chr(10))[0]}" for r in failed]
+        notes = dict.fromkeys(n for n in (self.note, other.note, *why) if n)
         return replace(self, note="; ".join(notes), again=[*self.again, RepeatedRuns(other.seed, other.runs)])
 
     @property

@@ -17,6 +17,7 @@ from tests.bench.claims import toy
 from gossamer.bench.claims import (
     ClaimError,
     ClaimRecord,
+    ClaimRun,
     Study,
     begun,
     confirm,
@@ -95,6 +96,31 @@ def test_what_is_done_is_not_run_again(known: ClaimRecord) -> None:
         raise AssertionError("it was run again")
 
     run_claim(toy.CLAIM, known, never, never)
+
+
+JUDGED = {  # by claim: a study, a statement on it, and ends of its contenders by which that holds
+    "slowmo": ("iid", "d", {"dense": 0.9, "slow dense": 0.8}),
+    "sketched_sgd": ("fashion", "d", {"dense": 0.9, "two rounds": 0.89, "one round": 0.1}),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize(("who", "verdict"), [("", "holds"), ("the last", "holds"), ("dense", "not")])
+def test_a_seed_on_which_the_reference_diverged_shows_nothing(name: str, who: str, verdict: str) -> None:
+    """Nothing is gained on dense, and one round loses more than two: both need an end of dense."""
+    study, key, ends = JUDGED[name]
+    claim = replace(find(name), statements=tuple(s for s in find(name).statements if s.key == key))
+    who = list(ends)[-1] if who == "the last" else who
+    rows = {case: {"steps": [0.0], "quality": [end]} for case, end in ends.items()}
+    runs = [
+        ClaimRun(study, case, "judged", 0, seed, {}, rows[case], 0.0, 0.0, "at step 7" * (case == who and seed == 31))
+        for case in ends
+        for seed in (30, 31, 32)
+    ]
+    known = replace(empty(claim), runs=runs)
+    running.judge(claim, known)
+    assert known.verdicts() == [verdict], known.statements[0].found
+    assert (known.statements[0].found == "the reference diverged with seed 31") == (who == "dense")
 
 
 def lasting(path: Path) -> dict:

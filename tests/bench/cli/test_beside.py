@@ -9,6 +9,7 @@ from tests.bench.report.made import made
 
 from gossamer.bench.record import RepeatedRuns
 from gossamer.bench.report import render
+from gossamer.bench.report.beside import beside
 from gossamer.bench.report.charts import BarChart, charts
 from gossamer.bench.report.study import study_of
 
@@ -27,6 +28,8 @@ def test_two_records_share_a_page_a_baseline_and_their_charts(tmp_path: Path, sa
     for name in ("ddp (200mbit)", "ddp (1gbit)", "qsgd (1gbit)", "gossamer compare fast"):
         assert name in page
     assert "Time vs ddp (200mbit)" in page
+    assert "severity" in render(slow)
+    assert "severity" not in page  # each network has its own
     assert "Those of one record started from the same model" in page
     code, _, err = say("report", str(tmp_path / "slow"), str(tmp_path / "slow"), "--markdown")
     assert code == 0, err
@@ -39,6 +42,23 @@ def test_records_of_other_training_do_not_share_a_page(tmp_path: Path, say: Say)
     assert code == 2
     assert "the workload is stdlib-lm in the first and ridge in another" in err
     assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".html") == []
+
+
+def test_steps_do_not_share_a_page_with_quality(tmp_path: Path, say: Say) -> None:
+    """Losses under an emulated accelerator mean nothing, and would be drawn and ranked beside real ones."""
+    quality, steps = made(["ddp"]), replace(made(["ddp"]), timing=True)
+    emulated = replace(steps, compute="150ms")
+    for name, record in (("quality", quality), ("steps", steps), ("emulated", emulated)):
+        record.write(tmp_path / f"{name}.json")
+    for first, other, why in (
+        ("quality", "emulated", "of quality in the first and of emulated steps in another"),
+        ("steps", "emulated", "of steps in the first and of emulated steps in another"),
+        ("steps", "quality", "of steps in the first and of quality in another"),
+    ):
+        code, _, err = say("report", str(tmp_path / f"{first}.json"), str(tmp_path / f"{other}.json"))
+        assert (code, f"the comparison is {why}" in err) == (2, True), err
+    both = beside([emulated, replace(emulated, compute="300ms")])
+    assert "Computing was emulated (150ms, 300ms)" in render(both)
 
 
 def test_bars_of_time_have_whiskers_where_there_are_seeds() -> None:

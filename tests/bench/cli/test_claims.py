@@ -37,6 +37,23 @@ def test_what_is_asked_of_one_claim_needs_its_name(say: Say, option: str) -> Non
     assert "name it" in err
 
 
+def test_a_place_that_cannot_be_written_is_one_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    Path("file").touch()
+    code, _, err = say("claims", "--pages", "file")
+    assert (code, err) == (1, "gossamer: the folder file cannot be made: File exists; give another one with --pages\n")
+    Path("pages").mkdir()
+    Path("pages/index.md").write_text("mine")
+    code, _, err = say("claims", "--pages", "pages")
+    assert (code, "index.md is there already" in err, "with --pages" in err) == (2, True, True)
+    monkeypatch.setattr(claims, "run_claim", lambda claim, known, keep, tell: keep(known))
+    monkeypatch.setattr("os.replace", denied)
+    code, _, err = say("claims", "ef21")
+    assert (code, err) == (1, "gossamer: runs/claims/ef21.json could not be written: Permission denied\n")
+
+
 def judged(path: Path, plan: str = "") -> ClaimRecord:
     """A record that is done, as if it had been run."""
     known = begun(find("ef21"), path)
@@ -58,6 +75,21 @@ def test_what_has_its_verdict_is_shown_and_not_run_again(say: Say) -> None:
     assert "1 statements judged: 0 holds, 0 partly, 1 not" in say("claims")[1]
     assert say("claims", "--pages", "pages")[0] == 0
     assert "Verdict: **not**" in Path("pages/ef21.md").read_text()
+
+
+def test_verdicts_that_are_confirmed_are_told_as_json_too(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    judged(folder / "ef21.json")
+    monkeypatch.setattr(claims, "confirm", lambda claim, known, tell: [])
+    code, out, _ = say("claims", "ef21", "--confirm", "--json")
+    assert (code, json.loads(out)["statements"][0]["verdict"]) == (0, "not")
+
+
+@pytest.mark.parametrize("more", [("ef21",), ("--json",), ("ef21", "--confirm")])
+def test_pages_run_no_claim(say: Say, more: tuple[str, ...]) -> None:
+    code, out, err = say("claims", *more, "--pages", "pages")
+    assert (code, out, "runs no claim" in err, Path("pages").exists()) == (2, "", True, False)
 
 
 def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_stale(say: Say) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from tests.bench.cli.conftest import Shell
 
 from gossamer.bench.cli import doctor, network_cards
+from gossamer.bench.compare.calibrate import Calibration, Figure
 from gossamer.bench.compare.link import Crossed, RankCards, between_two_ranks
 from gossamer.bench.compare.network_cards import Card
 from gossamer.core.errors import PeerError
@@ -101,6 +103,14 @@ def test_it_says_which_kernels_are_in_use_and_how_to_have_faster_ones(
     text = doctor._compiler("cpu", backend)
     assert text.startswith(words)
     assert ("pip install" in text) == (backend == "torch" and not installed)
+
+
+def test_a_compiler_that_is_packaged_under_another_name_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", none)
+    assert doctor._compiler("cuda", "triton") == "triton"
 
 
 def test_several_threads_come_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,6 +298,34 @@ def test_a_file_that_is_no_cluster_is_not_written_over(
     code, _, err = examine("--save", str(path))
     assert (code, path.read_text()) == (2, "mine")
     assert "--force" in err
+
+
+def test_what_was_measured_is_shown_and_the_earlier_file_stays_where_the_disk_is_full(
+    examine: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    exact = Figure(0.001, 0.0)
+    found = Calibration(2, exact, (25e6, 25e6), 0.0, exact, exact, exact, 1e-9, 1, 2, 0.0)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(doctor, "calibrate", lambda: found)
+    path = tmp_path / "c.toml"
+    assert examine("--save", str(path))[0] == 0
+    before = path.read_text()
+    monkeypatch.setattr("os.replace", full)
+    code, out, err = examine("--save", str(path))
+    assert (code, err) == (1, f"gossamer: {path} could not be written: No space left on device\n")
+    assert "200 Mbit/s" in out
+    assert "Written" not in out
+    assert [each.read_text() for each in tmp_path.iterdir()] == [before]
+
+
+def test_a_pipe_is_no_file_for_links(examine: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    os.mkfifo(tmp_path / "c.toml")
+    code, _, err = examine("--save", str(tmp_path / "c.toml"))
+    assert (code, "is a pipe, and only files are written over" in err) == (2, True)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(

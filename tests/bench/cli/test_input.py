@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,17 @@ def test_a_slow_rank_is_one_of_those_that_a_launcher_has_started(say: Say, monke
     assert "there is no rank 3 among 2" in err
 
 
+@pytest.mark.parametrize("command", ["train bf16 --workload ridge", "compare ddp --script train.py"])
+def test_ranks_that_a_launcher_has_started_fill_their_hosts(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = say(*command.split(), "--per-host", "3")
+    assert (code, err) == (2, "gossamer: --per-host 3 does not divide the 4 ranks of the launcher\n")
+
+
 def test_compare_is_not_for_ranks_that_a_launcher_has_started(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -213,6 +225,27 @@ def test_a_run_that_could_not_go_on_leaves_the_record_of_the_earlier_one(
     assert Record.read(tmp_path / "x" / "record.json") == earlier
     assert say(*words)[0] == 1  # but one that begins anew
     assert Record.read(tmp_path / "x" / "record.json").runs == refused()[0].runs
+
+
+def test_a_resumed_run_keeps_the_commands_that_do_it_all_again(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(plan: Any, hosts: int, rate: Any, command: str, *more: Any) -> tuple[Record, int]:
+        record = some_record()
+        record.command, record.runs = command, [Run("qsgd", "qsgd", steps=[Step(1, 0.1, 2.0, 10)])]
+        return record, 0
+
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", launch)
+    words = ("train", "qsgd", "--workload", "ridge", "--out", "x")
+    assert say(*words)[0] == 0
+    (tmp_path / "x" / "checkpoint").mkdir()
+    (tmp_path / "x" / "checkpoint" / "step1-rank0.pt").touch()
+    for _ in range(2):
+        assert say(*words, "--resume")[0] == 0
+    first = "gossamer train qsgd --workload ridge --out x"
+    assert Record.read(tmp_path / "x" / "record.json").command == f"{first}\n{first} --resume"
+    assert say(*words)[0] == 0  # one that begins anew
+    assert Record.read(tmp_path / "x" / "record.json").command == first
 
 
 def test_results_that_cannot_be_written_are_shown_all_the_same(

@@ -1,6 +1,9 @@
 """Output that nobody reads, that does not fit, or that a terminal has no letters for."""
 
+import fcntl
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from tests.bench.cli.conftest import COMMAND, Shell
 
 from gossamer.bench.cli.console import NARROW, console, is_lively
 from gossamer.bench.cli.run_output import RunOutput
+from gossamer.bench.record import Record, Run
 
 
 def test_a_reader_that_leaves_early_is_no_error_of_ours(shell: Shell) -> None:
@@ -90,3 +94,37 @@ def test_commands_that_start_in_one_second_share_no_folder(tmp_path: Path, monke
         "runs/compare-20261127-080000-2/record.json",
     ]
     assert outputs[1].checkpoint == str(tmp_path.resolve() / "runs" / "compare-20261127-080000-2" / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train bf16 --workload ridge",
+        "compare ddp --workload ridge",
+        "tune qsgd --workload ridge --trials 1 --repeats 1 --steps 6 --hosts 2",
+        "bench steps --workload ridge --rates unshaped",
+    ],
+)
+def test_two_commands_do_not_write_to_one_folder_at_once(
+    say: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", lambda *args: (ended(), 0))
+    monkeypatch.setattr("gossamer.bench.cli.bench.measure_steps", lambda *args: [])
+    (tmp_path / "x").mkdir()
+    other = os.open(tmp_path / "x", os.O_RDONLY)  # locks of one process are apart, too, if it has opened a file twice
+    fcntl.flock(other, fcntl.LOCK_EX)
+    try:
+        code, out, err = say(*words.split(), "--out", "x")
+    finally:
+        os.close(other)
+    assert (code, out) == (2, "")
+    assert "another command writes to x: wait until it has ended, or give another folder with --out" in err
+    assert not list((tmp_path / "x").iterdir())
+    assert say(*words.split(), "--out", "x")[0] == 0
+    assert say(*words.split(), "--out", "x", "--force")[0] == 0  # the one before has ended
+
+
+def ended() -> Record:
+    """The record of a run that nobody made."""
+    return Record("", "", "ridge", "", "loss", True, 1, 2, "unshaped", 0, runs=[Run("ddp", "ddp")])

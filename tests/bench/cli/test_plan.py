@@ -186,7 +186,12 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
-        (("gpt2", "--step", "1s", "--cluster", "c.toml", "--nodes", "4"), "--nodes and --cluster both describe"),
+        *(
+            (("gpt2", "--step", "1s", "--cluster", "c.toml", flag, "1"), f"{flag} and --cluster both describe")
+            for flag in ("--nodes", "--gpus", "--ranks")
+        ),
+        (("gpt2", "--rate", "1gbit", "--step", "1s", "--", "--lr", "1"), "arguments after -- belong to a script"),
+        (("--rate", "1gbit", "--script", "train.py", "--step", "0s"), "--step must be more than 0"),
         (("gpt2", "--step", "1s", "--cluster", "none.toml"), "cannot be read"),
         (("gpt9", "--rate", "1gbit", "--step", "1s"), "gpt2"),
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
@@ -231,6 +236,17 @@ def test_what_cannot_be_planned_is_refused_with_the_way_out(words: tuple[str, ..
     code, out, err = say("plan", *words)
     assert (code, out) == (2, "")
     assert says in err
+
+
+def test_a_page_that_cannot_be_written_does_not_take_the_plan_along(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*of: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gossamer.bench.cli.plan.grid_of", lambda *of: None)
+    monkeypatch.setattr("gossamer.bench.cli.plan.planned.write_html", full)
+    code, out, err = say(*GPT2, "qsgd", "--rate", "1gbit", "--page", "p.html")
+    assert (code, "qsgd" in out) == (1, True)
+    assert "p.html could not be written: No space left on device" in err
 
 
 def test_a_recipe_that_cannot_be_read_is_a_row(say: Say) -> None:

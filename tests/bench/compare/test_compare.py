@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.bench.compare.comparisons import of, run, steps
+from tests.bench.compare.comparisons import of, run, steps, trial
 
 from gossamer.bench import workloads
 from gossamer.bench.compare.control_group import new_group
@@ -94,6 +94,22 @@ def test_what_was_spoilt_and_by_whom_is_told_and_outlives_an_interruption(gang2:
     assert [(e["skipped_steps"], e["by"]) for e in of(rest, "spoilt")] == [(2, {"0": 1, "1": 3})]
 
 
+def aged(rank: int, size: int, facts: dict[str, Any]) -> tuple[int | str, list[dict[str, Any]]]:
+    """A communicator to which a model comes at each step, that is one step old."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Communicator, "staleness", property(lambda self: {1: self.step}), raising=False)
+        return trial(rank, size, facts, {})
+
+
+def test_how_old_models_were_outlives_an_interruption(gang2: Any, tmp_path: Path) -> None:
+    facts = {"contenders": {"x": "bf16"}, "workload": "ridge", "deadline": 30.0, "chunk": 2}
+    facts |= {"checkpoint": str(tmp_path)}
+    _, events = gang2.run(aged, {**facts, "steps": 6})[0]
+    assert [e["ages"] for e in of(events, "staleness")] == [{"1": 2}, {"1": 4}, {"1": 6}]
+    _, rest = run(gang2, **{**facts, "steps": 8, "resume": True})
+    assert [e["ages"] for e in of(rest, "staleness")] == [{"1": 6}]
+
+
 def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: Any) -> None:
     contenders = {"broken": "no_such_part()", "fine": "bf16", "off": "scatter(qsgd()) + gossip()"}
     code, events = run(gang2, contenders=contenders, steps=4, chunk=2)
@@ -166,6 +182,19 @@ def test_who_trains_alone_for_long_hears_that_another_rank_has_failed(gang2: Any
 def test_ranks_with_different_commands_or_data_are_told_so(gang2: Any) -> None:
     code, _ = run(gang2, {1: {"steps": 30}}, contenders={"a": "bf16"}, steps=20)
     assert code == "the ranks were started with different commands: steps is 20 on rank 0 and 30 on rank 1"
+
+
+def judged_otherwise(rank: int, size: int) -> str:
+    """Each rank by a metric of its own, as where only one host has sacrebleu."""
+    facts = {"contenders": {"a": "bf16"}, "workload": "ridge", "deadline": 30.0, "steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workloads.Ridge, "metric", f"metric {rank}")
+        return str(trial(rank, size, facts, {})[0])
+
+
+def test_ranks_that_judge_by_different_metrics_are_told_so(gang2: Any) -> None:
+    why = "the ranks judge by different metrics: the metric is 'metric 0' on rank 0 and 'metric 1' on rank 1"
+    assert gang2.run(judged_otherwise) == [why] * 2
 
 
 EVERY_RECIPE = [

@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.gang import Gang
 
-from gossamer.bench.compare.events import RankEvent, line_of
-from gossamer.bench.compare.script_events import ScriptEvents, judge
+from gossamer.bench.compare import script_launch
+from gossamer.bench.compare.events import RankEvent, ScriptEnded, line_of
+from gossamer.bench.compare.script_events import LAST, ScriptEvents, judge
 from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.compare.script_rank import run as run_script
@@ -225,3 +226,46 @@ def test_a_script_whose_loss_is_no_number_any_more_has_no_last_quality() -> None
     assert record.target() is None
     once = judged([3.0, 2.0, math.nan, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])  # a step that was skipped spoils no mean
     assert [e.quality for e in once.evaluations] == [1.75, 1.0]
+
+
+def test_a_run_that_fails_before_it_is_judged_does_not_take_the_others_quality_along() -> None:
+    events = {name: ScriptEvents(Run(name, name), 1, 5, lambda event: None) for name in ("ddp", "qsgd", "topk")}
+    for name, heard in events.items():
+        heard.line(0, line_of(RankEvent(Step(1, 0.1, 5.0, None))))
+        if name != "topk":
+            heard.line(0, line_of(RankEvent(Evaluation(1, 0.2, None, 0.75))))
+            heard.line(0, line_of(RankEvent(ScriptEnded(None, None, None, None))))
+        heard.conclude(1)
+    runs = [heard.run for heard in events.values()]
+    assert [run.status for run in runs] == ["ok", "ok", "failed"]
+    assert judge(runs, events, 5) == "held-out loss"
+    assert [[e.quality for e in run.evaluations] for run in runs] == [[0.75], [0.75], []]
+    runs[2].status = "ok"  # it came to its end, and has told no quality: only training losses can be compared
+    assert judge(runs, events, 5) == "training loss (mean over 5 steps)"
+
+
+def test_what_ranks_of_a_launcher_send_each_other_does_not_grow_with_what_a_script_prints() -> None:
+    event = line_of(RankEvent(Step(1, 0.1, 5.0, None))).strip()
+    lines = [f"line {number}" for number in range(99)]
+    program = f"print({lines[0]!r})\nprint({event!r})\nprint(*{lines[1:]!r}, sep=chr(10))"
+    heard = list[str]()
+    code, told = script_launch._beside([sys.executable, "-c", program], 0, heard.append)
+    assert (code, heard) == (0, [lines[0], event, *lines[1:]])
+    assert told == [event, *lines[-LAST:]]
+
+
+def test_what_was_judged_is_on_disk_while_a_script_trains(tmp_path: Path) -> None:
+    """Its command may be killed then, and the record is all that is left."""
+    plan, path = ScriptPlan("train.py", [], {"bf16": "bf16"}, 60.0), tmp_path / "record.json"
+    trial = ScriptCompare(plan, 1, None, "", lambda event: None, path)
+
+    def run(events: ScriptEvents) -> None:
+        for what in (Step(1, 0.1, 5.0, None), Evaluation(1, 0.2, None, 0.75)):
+            trial.journal.due = 0.0
+            events.line(0, line_of(RankEvent(what)))
+        raise KeyboardInterrupt
+
+    trial.follow(run)
+    kept = Record.read(path)
+    assert (kept.metric, [e.quality for e in kept.runs[0].evaluations]) == ("held-out loss", [0.75])
+    assert "its command was killed" in kept.runs[0].error

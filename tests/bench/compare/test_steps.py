@@ -1,6 +1,9 @@
 """What a step of `gossamer bench steps` takes, from the rows of a run."""
 
-from gossamer.bench.compare.steps import paces
+from dataclasses import replace
+
+from gossamer.bench.cli.bench import as_markdown
+from gossamer.bench.compare.steps import StepRow, paces
 from gossamer.bench.record import Run, Step
 
 
@@ -18,3 +21,12 @@ def test_ranks_that_compute_alone_are_waited_for_at_the_end_of_a_turn() -> None:
     # Rank 0 needs a tenth of a second for each of its steps; the others have the processor then, and it waits for them.
     seconds = 0.1, 0.2, 0.3, 0.7, 0.8, 0.9, 1.3, 1.4, 1.5, 1.9, 2.0, 2.1
     assert [round(p) for p in paces(run("compute", True, *seconds), 3)] == [200, 200]
+
+
+def test_a_run_that_failed_after_some_steps_is_not_told_as_whole() -> None:
+    whole = StepRow("ddp", "unshaped", 4, 10.0, 9.0, 11.0, 1.0, 2.0, 0.1, 0.1, 3.0)
+    cut = replace(whole, recipe="topk", error="rank 2: no memory", sent_mb=None)
+    _, _, first, second = as_markdown([whole, cut]).splitlines()
+    assert "| 10 (9-11) |" in first
+    assert "| 10 (9-11), failed: rank 2: no memory |" in second
+    assert "| failed: rank 2: no memory |" in as_markdown([replace(cut, step_ms=0.0)])

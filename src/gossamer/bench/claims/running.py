@@ -26,7 +26,7 @@ from gossamer.bench.claims.plan import ClaimStudy, Contest, PlannedRun, plain, p
 from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement, grown
 from gossamer.bench.claims.sources import commit, sources
 from gossamer.bench.claims.training import DivergedAt
-from gossamer.bench.claims.verdict import ORDER
+from gossamer.bench.claims.verdict import ORDER, beside_reference
 from gossamer.bench.compare.parent_death import end_with_parent
 from gossamer.core.errors import GossamerError
 
@@ -160,14 +160,22 @@ def _close(one: float, other: float) -> bool:
 def judge(claim: PaperClaim, known: ClaimRecord) -> None:
     """Give the verdicts that are not given yet and draw the figures, from the record's runs."""
     evidence, now = Evidence(known.runs), commit()
+    diverged = _without_reference(claim, evidence)
     for statement, row in zip(claim.statements, known.statements, strict=True):
         if statement.judge is None or row.verdict in ORDER:
             continue
-        found = statement.judge(evidence)
+        found = beside_reference(statement.judge(evidence), diverged)
         row.verdict, row.found, row.unit = found.verdict, found.found, found.unit
         row.effect = [found.effect.mean, found.effect.low, found.effect.high] if found.effect else []
         row.commit = "" if now == known.commit else now
     known.figures = claim.figures(evidence)
+
+
+def _without_reference(claim: PaperClaim, evidence: Evidence) -> set[int]:
+    """The seeds on which the first contender of a contest, with which the others are compared, diverged."""
+    contests = [(name, next(iter(study.recipes))) for name, study in claim.plan.items() if isinstance(study, Contest)]
+    ends = [evidence.last(name, reference, "quality") for name, reference in contests]
+    return {seed for end in ends for seed, quality in end.items() if math.isnan(quality)}
 
 
 class _Clock:

@@ -10,7 +10,7 @@ the reason: a method that diverges on one seed is not as good as one that does n
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Literal, NamedTuple
 
 from gossamer.bench.tune.ranking import Gap, gap_of
@@ -25,6 +25,7 @@ class Judgement(NamedTuple):
     found: str  # in words, with numbers
     effect: Gap | None = None
     unit: str = ""
+    spoilt: tuple[int, ...] = ()  # seeds whose value is not finite; of a range, those that lie in it all the same
 
 
 def no_worse(apart: Mapping[int, float], margin: float, unit: str = "") -> Judgement:
@@ -77,9 +78,10 @@ def within(values: Mapping[int, float], low: float, high: float, unit: str = "")
     verdict: Verdict = "not" if not any(inside) else "holds" if all(inside) else "partly"
     ends = f"between {_short(low)} and {_short(high)}" if math.isfinite(low + high) else _one_end(low, high)
     least, most = min(values.values(), default=math.nan), max(values.values(), default=math.nan)
+    endless = tuple(s for s, v in values.items() if low <= v <= high and not math.isfinite(v))
     spoilt = _spoilt(values)
     said = f"{sum(inside)} of {len(inside)} seeds {ends}: " + (spoilt or f"{_short(least)} to {_short(most)}")
-    return Judgement(verdict, said, None, unit) if values else _none()
+    return Judgement(verdict, said, None, unit, endless) if values else _none()
 
 
 def slope_within(slopes: Mapping[int, float], low: float, high: float) -> Judgement:
@@ -108,6 +110,19 @@ def counted(parts: Mapping[str, Judgement], holds: int, partly: int) -> Judgemen
     return Judgement(verdict, f"{shown} of {len(parts)} hold, {mean} at least in mean: {said}")
 
 
+def beside_reference(found: Judgement, diverged: Container[int]) -> Judgement:
+    """A seed on which the reference diverged shows nothing, whatever a rule makes of a value that is not finite.
+
+    >>> nothing_gained = better({30: -0.1, 31: math.nan})._replace(verdict="holds")
+    >>> beside_reference(nothing_gained, {31}).verdict, beside_reference(nothing_gained, {32}).verdict
+    ('not', 'holds')
+    """
+    lost = [str(seed) for seed in found.spoilt if seed in diverged]
+    if not lost or found.verdict not in ("holds", "partly"):
+        return found
+    return Judgement("not", f"the reference diverged with seed {', '.join(lost)}", None, found.unit)
+
+
 def gaps(method: Mapping[int, float], reference: Mapping[int, float], start: Mapping[int, float]) -> dict[int, float]:
     """By seed, the share of the reference's progress that the method lost: free of the scale of a loss.
 
@@ -133,7 +148,7 @@ def _over(top: float, bottom: float) -> float:
 def _judged(values: Mapping[int, float], unit: str, rule: str, judge: Callable[[Gap], tuple[bool, bool]]) -> Judgement:
     spoilt = _spoilt(values)
     if spoilt:
-        return Judgement("not", spoilt, None, unit)
+        return Judgement("not", spoilt, None, unit, tuple(s for s, v in values.items() if not math.isfinite(v)))
     if len(values) < 2:
         return _none()
     gap = gap_of([*values.values()])

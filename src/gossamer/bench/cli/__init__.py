@@ -7,7 +7,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -15,6 +15,7 @@ from gossamer.core.process_exit import exit_in_order
 
 _ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+at_end = ExitStack()  # what a command gives back when it ends
 _heard = list[int]()  # the signal that ended the command: the command line parser turns each into exit code 130
 
 

@@ -125,7 +125,8 @@ def commands() -> TyperGroup:
 def run() -> int:
     """Run one command. Exit codes: 0 done, 1 something failed on the way, 2 wrong input, 130 interrupted."""
     try:
-        code = commands()(standalone_mode=False)
+        with cli.at_end:
+            code = commands()(standalone_mode=False)
         return code if isinstance(code, int) else 0
     except typer.Exit as exit:
         return exit.exit_code

@@ -15,7 +15,7 @@ from gossamer.bench.cli.compare import Compute, Slow, Workload, check_compute
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports, brought
-from gossamer.bench.cli.output import Force, made_folder, writing
+from gossamer.bench.cli.output import Force, hold, made_folder, writing
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.baselines import usable
 from gossamer.bench.compare.rank_run import check
@@ -145,12 +145,15 @@ def steps(
     plan = ComparePlan(names, workload, chunk=chunk, per_host=per_host, imports=brought(), slow=slow or [])
     plan.compute = emulate
     rows: list[StepRow] = []
-    for rate in wanted:
-        print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
-        if out is not None:  # results are written after each rate
-            _write(rows, out, force)
-    print(_as_json(rows) if as_json else as_markdown(rows))
+    try:
+        for rate in wanted:
+            print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
+            rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
+            if out is not None:  # results are written after each rate
+                _write(rows, out, force)
+    finally:  # an interrupt, or a full disk, does not take along what has been measured
+        if rows:
+            print(_as_json(rows) if as_json else as_markdown(rows))
     raise typer.Exit(int(any(r.error for r in rows)))
 
 
@@ -171,6 +174,7 @@ def _prepare(folder: Path, rates: list[str], force: bool) -> None:
     with writing(made_folder(folder), ANOTHER):
         for name in ("steps.json", "steps.md", *map(_plot, rates)):
             files.writable(folder / name, _kind(name), force)
+    hold(folder)
 
 
 def _write(rows: list[StepRow], folder: Path, force: bool) -> None:
@@ -215,8 +219,9 @@ def as_markdown(rows: list[StepRow]) -> str:
     heads += ["slow ranks"] if slowed else []
     lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join("---" for _ in heads) + " |"]
     for r in rows:
-        time = f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})" if r.step_ms else f"failed: {_cell(r.error)}"
-        cells = [r.recipe, r.rate, time, r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
+        time = [f"{r.step_ms:.0f} ({r.low_ms:.0f}-{r.high_ms:.0f})"] if r.step_ms else []
+        time += [f"failed: {_cell(r.error)}"] if r.error or not r.step_ms else []  # also after some steps
+        cells = [r.recipe, r.rate, ", ".join(time), r.ratio_to_ddp, r.ratio_to_compute, r.sent_mb, r.nic_mb]
         cells += [r.exposed_ms, _hides(r), r.processor_ms] if emulated else [r.loss]
         cells += [r.inside_mb] if several else []
         cells += [r.slow] if slowed else []

@@ -27,7 +27,7 @@ from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
-from gossamer.bench.cli.output import made_folder
+from gossamer.bench.cli.output import made_folder, writing
 
 IN_A_CHECKOUT, ELSEWHERE = Path("docs/claims/records"), Path("runs/claims")
 
@@ -58,13 +58,15 @@ def claims(
     """
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
     if pages is not None:
+        if name is not None or short or new_plan or again or as_json:
+            raise InputError("--pages writes the pages of all records, and runs no claim: give only --records beside it")
         _write_pages(folder, pages)
     elif name is None and (short or new_plan or again):
         raise InputError("--quick, --new-plan and --confirm are of one claim: name it; 'gossamer claims' lists them")
     elif name is None:
         _list(folder, as_json)
     elif again:
-        _confirm(find(name), folder / f"{name}.json")
+        _confirm(find(name), folder / f"{name}.json", as_json)
     elif short:
         runs = quick(find(name), lambda run, left: None if as_json else _told(run, left))
         if as_json:
@@ -76,7 +78,7 @@ def claims(
 def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None:
     path = made_folder(folder, "--records") / f"{claim.name}.json"
     known = begun(claim, path, new_plan)
-    run_claim(claim, known, lambda record: record.write(path), lambda run, left: None if as_json else _told(run, left))
+    run_claim(claim, known, lambda record: _keep(record, path), lambda run, left: None if as_json else _told(run, left))
     if as_json:
         print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
         return
@@ -87,17 +89,25 @@ def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None
     out.print(f"\nrecord: {path}", markup=False, soft_wrap=True)
 
 
-def _confirm(claim: PaperClaim, path: Path) -> None:
+def _confirm(claim: PaperClaim, path: Path, as_json: bool) -> None:
     known = begun(claim, path)
     if not known.done:
         raise InputError(f"{claim.name} has no verdicts that could be confirmed; run 'gossamer claims {claim.name}'")
     others = confirm(claim, known, _told)
     if others:
         raise FailedError(f"{claim.name} stays stale, since these runs come out otherwise now: {', '.join(others)}")
-    known.write(path)
+    _keep(known, path)
+    if as_json:
+        print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
+        return
     console().print(
         f"{claim.name}: all runs of seed {min(known.seeds)} came out the same; the verdicts stand", markup=False
     )
+
+
+def _keep(known: ClaimRecord, path: Path) -> None:
+    with writing(path, "give another folder with --records"):
+        known.write(path)
 
 
 def _told(run: ClaimRun, left: int) -> None:
@@ -149,6 +159,6 @@ def _facts(known: ClaimRecord, changed: bool) -> dict[str, object]:
 
 
 def _write_pages(folder: Path, pages: Path) -> None:
-    pages.mkdir(parents=True, exist_ok=True)
-    written = write_pages([known for _, known in _known(folder)], pages)
+    with writing(made_folder(pages, "--pages"), "give another folder with --pages"):
+        written = write_pages([known for _, known in _known(folder)], pages)
     console().print(f"{len(written)} files in {pages}", markup=False)

@@ -1,5 +1,6 @@
 """gossamer train and gossamer compare."""
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -21,6 +22,7 @@ from gossamer.bench.compare.rank_run import check
 from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
+from gossamer.bench.record import Record
 from gossamer.bench.workloads import get
 from gossamer.bench.workloads.computing import ComputeTime
 
@@ -39,7 +41,17 @@ Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the report and checkpoints.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
-Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
+
+
+def _finite(param: typer.CallbackParam, value: float) -> float:
+    if not math.isfinite(value):
+        raise InputError(f"--{param.name} must be a finite number, not {value}")
+    return value
+
+
+Deadline = Annotated[
+    float, typer.Option(min=1.0, callback=_finite, help="Seconds after which a missing rank is an error.")
+]
 Slow = Annotated[
     list[str] | None,
     typer.Option(
@@ -130,7 +142,7 @@ def compare(
     ] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[
-        float, typer.Option(min=1.0, help="The others may take this many times the baseline's steps.")
+        float, typer.Option(min=1.0, callback=_finite, help="The others may take this many times the baseline's steps.")
     ] = 2.0,
     seed: int = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, for bounds and ties.")] = 1,
@@ -193,7 +205,8 @@ def check_compute(text: str | None) -> str:
 
 
 def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
-    """Check workload, rate and --slow before a folder is made."""
+    """Check workload, hosts, rate and --slow before a folder is made."""
+    script.refuse_uneven_hosts(plan.per_host)
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)
@@ -214,13 +227,20 @@ def _run(plan: ComparePlan, hosts: int, rate: str | None, output: RunOutput, see
     # Fetch data here: hosts of a lab reach no network, and all ranks would fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = output.earlier() if plan.resume else None
+    told = _commands(earlier)
     record, code = None, 0
     for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
         one = replace(plan, seed=seed)
-        with output.shown(one) as show:
-            if seeds > 1:
-                show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
-            made, ended = launch(one, hosts, rate, command(), show, output.record, record)
+        try:
+            with output.shown(one) as show:
+                if seeds > 1:
+                    show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
+                made, ended = launch(one, hosts, rate, told, show, output.record, record)
+        except KeyboardInterrupt as stop:  # between two seeds: those that are over keep their record and their report
+            if record is None:
+                raise
+            code = 128 + int(stop.args[0] if stop.args else signal.SIGINT)
+            break
         record, code = record.with_again(made) if record else made, max(code, ended)
         if ended > 1:  # interrupted
             break
@@ -242,7 +262,13 @@ def _join(plan: ComparePlan, rate: str | None, output: RunOutput) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
         raise typer.Exit(join(plan, command(), _notes)[1])
     earlier = output.earlier() if plan.resume else None
-    output.conclude(*join(plan, command(), output.lines(plan), output.record), earlier)
+    output.conclude(*join(plan, _commands(earlier), output.lines(plan), output.record), earlier)
+
+
+def _commands(earlier: Record | None) -> str:
+    """This command; of a run that is resumed, below those that it takes to do it all again."""
+    before = earlier.command.splitlines() if earlier else []
+    return "\n".join(dict.fromkeys([*before, command()]))
 
 
 def _notes(event: RankEvent) -> None:

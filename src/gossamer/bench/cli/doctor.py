@@ -4,7 +4,7 @@ import importlib.util
 import json
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -20,13 +20,14 @@ from gossamer.bench.cli import gpu as gpus
 from gossamer.bench.cli import network_cards
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
-from gossamer.bench.cli.output import Force
+from gossamer.bench.cli.output import Force, writing
 from gossamer.bench.compare.calibrate import calibrate, say_severity
 from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
 from gossamer.bench.compare.link import AlphaBeta, between_two_ranks, over_each_network
 from gossamer.bench.compare.load import cores
 from gossamer.bench.kernels import measure
 from gossamer.bench.lab import available, in_lab, privilege
+from gossamer.core import files
 from gossamer.core.errors import PeerError
 from gossamer.costs import severity
 from gossamer.costs.cluster_file import write_cluster
@@ -37,6 +38,7 @@ BACKENDS = ("gloo", "nccl", "ucc", "mpi")
 COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
 NAMES = {"cpu": "CPU", "cuda": "GPU"}
 KERNELS = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
+CLUSTER = files.FileKind("cluster file", (b"format = ",))
 
 Found = dict[str, Any]
 
@@ -115,11 +117,12 @@ def _save(path: Path, force: bool, gpu: bool) -> int:
     found = calibrate_gpus() if gpu else calibrate()
     if not first:
         return 0
-    path.write_text(write_cluster(found.cluster()))
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, text, spread in found.rows():
         table.add_row(name, escape(text), f"+- {spread:.0%}" if spread else "")
-    console().print(table)
+    console().print(table)  # also where the disk is full: measuring took minutes
+    with writing(path, "give another name"):
+        files.write(path, write_cluster(found.cluster()), CLUSTER, force=True)
     console().print(
         escape(f"Written to {path} after {perf_counter() - began:.0f} s: gossamer plan MODEL --cluster {path}")
     )
@@ -136,8 +139,11 @@ def _may_save(path: Path, force: bool) -> bool:
     first = os.environ["RANK"] == "0"
     if first and (path.is_dir() or not path.parent.is_dir()):
         raise InputError(f"{path} is no name for a file: give --save a file in a folder that is there")
-    if first and path.exists() and not force and not path.read_bytes().startswith(b"format = "):
-        raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
+    if first:
+        with writing(path, "give another name"):
+            files.writable(path, CLUSTER, force=True)
+            if path.exists() and not force and not path.read_bytes().startswith(CLUSTER.marks):
+                raise InputError(f"{path} exists and is no cluster file; give another name, or --force")
     return first
 
 
@@ -200,7 +206,10 @@ def _rows(found: Found) -> list[tuple[str, str]]:
 def _compiler(device: str, name: str) -> str:
     package, cure = COMPILERS[device]
     if name == package:
-        return f"{package} {version(package)}"
+        try:
+            return f"{package} {version(package)}"
+        except PackageNotFoundError:  # torch for ROCm, and its nightlies, bring triton under another name
+            return package
     missing = importlib.util.find_spec(package) is None
     return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
 

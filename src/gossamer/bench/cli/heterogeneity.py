@@ -9,6 +9,7 @@ from torch import nn
 from gossamer.bench.cli.compare import Shards, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
+from gossamer.bench.record import finite
 from gossamer.bench.workloads import Workload as Trained
 from gossamer.bench.workloads import get
 from gossamer.fabrics.sim import simulate
@@ -45,7 +46,7 @@ def heterogeneity(
         found[step] = simulate(programs).results[0]
     if as_json:
         told = {str(n): each._asdict() | {"ratio": each.ratio, "advice": each.advice} for n, each in found.items()}
-        print(json.dumps(told, indent=1))
+        print(json.dumps(finite(told), indent=1, allow_nan=False))
     else:
         _print(found)
 

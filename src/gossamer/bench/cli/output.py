@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.bench import record
+from gossamer.bench import cli, record
 from gossamer.bench.cli.errors import FailedError, InputError
 from gossamer.bench.report import pages
 from gossamer.core import files
@@ -67,3 +67,21 @@ def run_folder(folder: Path, force: bool) -> None:
     for path, kind in kinds.items() if force else ():
         if not files.is_ours(files.writable(path, kind, force), kind):
             path.unlink(missing_ok=True)
+
+
+def hold(folder: Path) -> None:
+    """Refuse a folder that another command writes to. The lock goes when this one ends, however that comes."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+        cli.at_end.callback(os.close, handle)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(
+            f"another command writes to {folder}: wait until it has ended, or give another folder with --out"
+        ) from None
+    except OSError:  # a file system without locks
+        return

@@ -28,7 +28,7 @@ from gossamer.bench.cli.plan_tables import (
     table,
     target_table,
 )
-from gossamer.bench.cli.script import is_said
+from gossamer.bench.cli.script import is_said, refuse_arguments
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
@@ -121,7 +121,10 @@ def plan_command(
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
-    asked |= {f"--{name}": name for name in ("nodes", "gpus", "ranks") if is_said(context, name)}
+    counts = {"nodes": nodes, "gpus": gpus, "ranks": ranks}
+    asked |= {f"--{name}": count for name, count in counts.items() if is_said(context, name)}
+    if script is None:
+        refuse_arguments(context, None)
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
         gpus = shard
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
@@ -153,9 +156,9 @@ def plan_command(
         print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
     found = _planned(what, where, _recipes(recipes), **options)
-    if page is not None:
-        _write_page(found, work, page)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
+    if page is not None:  # last: it takes minutes, and may not fit on the disk
+        _write_page(found, work, page)
 
 
 def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target: str | None) -> None:
@@ -242,11 +245,11 @@ def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -
 
 
 def step_of(text: str | None) -> float | None:
-    """The seconds of a step, where --step gives them."""
-    seconds = given("--step", quantities.seconds, text, None)
-    if seconds is not None and seconds <= 0:
+    """Read --step; None if it was not given."""
+    found = given("--step", quantities.seconds, text, None)
+    if found is not None and found <= 0:
         raise InputError(f"--step must be more than 0, not {text!r}")
-    return seconds
+    return found
 
 
 # -- the model --------------------------------------------------------------------------------------------------------------
@@ -278,9 +281,9 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
 
 def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, mixed: bool) -> ModelCost:
     """Run the user's script alone for a few steps."""
-    if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
-        raise InputError(f"{script.name} {HERE}")
     seconds = step_of(step)
+    if cluster.has_gpus and seconds is None and not mixed and not torch.cuda.is_available():
+        raise InputError(f"{script.name} {HERE}")
     found = measure_script(script, words)
     return found if seconds is None else with_step(found, seconds)
 

@@ -13,7 +13,7 @@ import typer
 
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console, is_lively
-from gossamer.bench.cli.output import PAGE, RECORD, new_folder, run_folder
+from gossamer.bench.cli.output import PAGE, RECORD, hold, new_folder, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan
 from gossamer.bench.compare.events import FilesWritten, OnEvent, RankEvent
@@ -54,6 +54,8 @@ class RunOutput:
         if not self.is_named:
             self.folder = new_folder(self.folder)
         run_folder(self.folder, self.force)
+        if not is_a_rank() or not int(os.environ["RANK"]):  # of ranks that share a folder, the first writes the record
+            hold(self.folder)
 
     def earlier(self) -> Record | None:
         """The record of a run that is resumed; the checkpoint has its history, too."""

@@ -90,6 +90,8 @@ def simulate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with time lines of up to 16 ranks.")] = False,
 ) -> None:
     """Train a workload on virtual ranks: the loss of each recipe by virtual seconds on a cluster, and by bytes."""
+    if losses and events is None:
+        raise InputError(f"--losses {losses} is for --events random:SEED; add it, such as --events random:1")
     asked = {"--rate": rate, "--latency": latency, "--inside": None, "--cores": None, "--law": law}
     where = cluster_of(cluster, workers, 0, 1, asked)
     if where.size != workers:
@@ -149,8 +151,6 @@ def _refuse_members(recipes: Sequence[str]) -> None:
 def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
     """The events of a file, or drawn by the seed of 'random:SEED'; none where nothing is given."""
     if text is None:
-        if losses:
-            raise InputError(f"--losses {losses} needs a seed that they are drawn by: give --events random:SEED")
         return Events()
     if not text.startswith("random:"):
         if losses:

@@ -178,10 +178,12 @@ class ScriptEvents:
 def judge(runs: list[Run], events_of: dict[str, ScriptEvents], chunk: int) -> str:
     """Set the evaluations of every run; return the name of their metric.
 
-    The metric is held-out quality if every run logged it, else the training loss, averaged over equal windows.
+    The metric is held-out quality if every run logged it, but for those that were cut off before they could, else the
+    training loss, averaged over equal windows.
     """
     heard = [events_of[r.name] for r in runs if r.name in events_of and (r.steps or events_of[r.name].held_out)]
-    if heard and all(h.held_out for h in heard):
+    whole = [h for h in heard if h.held_out or h.run.status == "ok"]
+    if whole and all(h.held_out for h in whole):
         for h in heard:
             h.run.evaluations = [_mean(seen) for _, seen in sorted(h.held_out.items())]
         return "held-out loss"

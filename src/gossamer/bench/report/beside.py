@@ -34,6 +34,7 @@ def beside(records: Sequence[Record]) -> Record:
         again=again,
         baseline=f"{first.baseline} ({labelled[0][1]})",
         rate=", ".join(dict.fromkeys(r.rate for r in records)),
+        compute=", ".join(dict.fromkeys(r.compute for r in records)),
         together=len(records),
         note="Several records, on one page. " + "; ".join(notes) + ".",
     )
@@ -44,11 +45,17 @@ def _refuse(first: Record, other: Record) -> None:
         ("workload", first.workload, other.workload),
         ("metric", first.metric, other.metric),
         ("number of parameters", first.parameters, other.parameters),
+        ("comparison", _compared(first), _compared(other)),
     ):
         if mine != theirs:
             raise BesideError(
                 f"these records do not go on one page: the {what} is {mine} in the first and {theirs} in another"
             )
+
+
+def _compared(record: Record) -> str:
+    """Of emulated computing no loss means anything, and where steps are compared no quality is a target."""
+    return ("of emulated steps" if record.compute else "of steps") if record.timing else "of quality"
 
 
 def _labels(records: Sequence[Record]) -> list[str]:
