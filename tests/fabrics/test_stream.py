@@ -15,7 +15,7 @@ from gossamer.core.errors import PeerError
 from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 
-NAP = 0.2  # seconds
+NAP = 0.5  # seconds
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_loop_that_waits_for_the_network_stands_still(cuda: Cuda) -> None:
     with fabric.standstill.counted():
         fabric.join(fabric.start(naps()))
     with fabric.standstill.counted():
-        assert fabric.ledger.exposed_seconds == pytest.approx(NAP, rel=0.5)
+        assert NAP / 5 < fabric.ledger.exposed_seconds < NAP + SLACK  # who waits may come late, and be woken late
     fabric.close()
 
 
