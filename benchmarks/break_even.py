@@ -86,7 +86,7 @@ def decided(
         f"({mine.step_ms:.0f} of {dense.step_ms:.0f} ms; ranges of steps give {low:.2f} to {high:.2f}): {word}{', within the noise' if is_open else ''}",
         flush=True,
     )
-    return [right]
+    return [] if is_open else [right]
 
 
 if __name__ == "__main__":

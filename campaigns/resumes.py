@@ -41,7 +41,7 @@ class Campaign:
         self.rng, self.folder = random.Random(seed), folder
         self.counts = Counter[str]()
         self.whole = dict[str, Record]()
-        self.seconds = 5.0  # what a whole run takes, as the last one did
+        self.seconds = dict[str, float]()  # that each of them took
 
     def train(self, number: int) -> None:
         recipe = self.rng.choice(RECIPES)
@@ -71,8 +71,9 @@ class Campaign:
 
     def _reference(self, name: str, words: Sequence[str]) -> Record:
         if name not in self.whole:
-            out = self.folder / f"whole{len(self.whole)}"
+            out, began = self.folder / f"whole{len(self.whole)}", time.monotonic()
             self._command((*words, "--out", str(out)), None, [name, "whole"])
+            self.seconds[name] = time.monotonic() - began
             found = read(out)
             assert found is not None, f"{name} did not run"
             self.whole[name] = found
@@ -83,12 +84,12 @@ class Campaign:
         return found is not None and found.runs[0].status == "ok"
 
     def _command(self, words: Sequence[str], interruption: signal.Signals | None, story: list[str]) -> None:
-        """Run to the end, or until it is interrupted at some moment of what it would take."""
-        shell, began = Shell(self.folder), time.monotonic()
+        """Run to the end, or until interrupted, at some moment of what the whole of the story's first word takes."""
+        shell = Shell(self.folder)
         process = shell.start(*words)
         out, err = "", ""
         try:
-            patience = LONGEST if interruption is None else self.rng.uniform(0.0, self.seconds)
+            patience = LONGEST if interruption is None else self.rng.uniform(0.0, self.seconds[story[0]])
             out, err = process.communicate(timeout=patience)
         except subprocess.TimeoutExpired:
             if interruption is None:
@@ -101,8 +102,6 @@ class Campaign:
             except subprocess.TimeoutExpired:
                 self._note("hangs", story)
         self.counts["commands"] += 1
-        if interruption is None:
-            self.seconds = time.monotonic() - began
         if "Traceback" in out + err:
             self._note("raw errors", [*story, err[-500:]])
         expected = {0} if interruption is None else {0, 128 + interruption, -interruption}

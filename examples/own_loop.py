@@ -46,7 +46,9 @@ class Bucket(nn.Module):
         self.think = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (asked.heads, -1)).transpose(1, 2) for part in self.look(self.before(x)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (asked.heads, -1)).transpose(1, 2) for part in self.look(self.before(x)).chunk(3, -1)
+        )
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).flatten(2))
         return x + self.think(self.between(x))

@@ -53,14 +53,19 @@ class Gang:
         if not self._processes:
             self._begin()
         order = pickle.dumps((fn, args))
-        for pipe in self._pipes:
-            pipe.send_bytes(order)
-        answers = self._collect(timeout)
+        try:
+            for pipe in self._pipes:
+                pipe.send_bytes(order)
+            answers = self._collect(timeout)
+        except BaseException:
+            self.close()  # a rank that has got this order would answer it when the next one is given
+            raise
         wrong = {
             r: text
             for r, (fine, text) in answers.items()
             if not fine and not (r in lost and text == "the process died")
         }
+        wrong |= {r: f"it was to die, and returned {answers[r][1]!r}" for r in lost if answers[r][0]}
         if wrong or lost:
             self.close()
         if wrong:

@@ -276,19 +276,27 @@ def test_in_a_world_of_another_size_it_measures_anew() -> None:
     assert equal(again)
 
 
-@pytest.mark.parametrize("at", [10, 15, 16, 20, 24, 25, 30, 51])
-def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(at: int) -> None:
+@pytest.mark.parametrize(
+    ("computing", "at"), [*((COMPUTING, at) for at in (2, 4, 9, 13, 18)), *((1.0, at) for at in (10, 15, 20, 24, 33))]
+)
+def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(computing: float, at: int) -> None:
+    """Where dense is far slower trials begin after step 4 and 13, else after step 15, 24 and 33."""
+
+    def each(rank: int, step: int) -> float:
+        return computing
+
     ranks = make()
-    train(ranks, pulled, at, SLOW, alike)
+    run = train(ranks, pulled, at, SLOW, each)
+    assert [w for w in words(run) if w.startswith("auto: ")] == []  # it has not chosen yet
     again = resumed(ranks)
-    train(again, pulled, 100 - at, SLOW, alike)
+    train(again, pulled, 100 - at, SLOW, each)
     assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
 
 
-def written(tmp_path: Path, steps: int = 120) -> tuple[str, list[Replica]]:
+def written(tmp_path: Path) -> tuple[str, list[Replica]]:
     ranks = make()
-    run = train(ranks, pulled, steps, SLOW, alike)
+    run = train(ranks, pulled, CHOSEN, SLOW, alike)
     run.ledger.write(tmp_path / "ledger.jsonl")
     return str(tmp_path / "ledger.jsonl"), ranks
 
@@ -296,18 +304,18 @@ def written(tmp_path: Path, steps: int = 120) -> tuple[str, list[Replica]]:
 def test_a_replay_is_bit_equal_on_another_network_and_from_any_step_of_a_change(tmp_path: Path) -> None:
     path, ranks = written(tmp_path)
     again = make(f"auto(replay={path!r})")
-    train(again, pulled, 120, FAST, alike)
+    train(again, pulled, CHOSEN, FAST, alike)
     assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, again))
-    for at in (14, 15, 16, 24, 51, 52):
+    for at in (4, 5, 13, 14, 22, 23):
         cut = make(f"auto(replay={path!r})")
         train(cut, pulled, at, FAST, alike)
         on = resumed(cut)
-        train(on, pulled, 120 - at, FAST, alike)
+        train(on, pulled, CHOSEN - at, FAST, alike)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(ranks, on)), at
 
 
 def test_a_replay_of_another_model_world_or_version_is_refused(tmp_path: Path) -> None:
-    path, _ = written(tmp_path, 60)
+    path, _ = written(tmp_path)
     text = f"auto(replay={path!r})"
     with pytest.raises(AttachError, match="is of a run of 4 ranks, and here are 3"):
         make(text, 3)

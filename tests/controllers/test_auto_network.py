@@ -52,7 +52,7 @@ def test_a_rate_that_falls_and_rises_again_is_followed_both_times() -> None:
     assert all(torch.equal(r.flat(), ranks[0].flat()) for r in ranks)
 
 
-@pytest.mark.parametrize("shift", [0, 25])
+@pytest.mark.parametrize("shift", [0, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_rate_that_flickers_changes_the_choice_twice_at_most(shift: int) -> None:
     """Every 50 steps between 1 gbit and 50 mbit, in 1,000 steps."""
     slow = [LinkRate(0, MBIT50, 50 * 2e-3, Begin(step=turn + shift + 1)) for turn in range(0, 1000, 100)]

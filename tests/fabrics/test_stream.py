@@ -16,7 +16,7 @@ from gossamer.core.verbs import Compute, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.fabrics.torch.timers import EventRequestTimer
 
-NAP = 0.2  # seconds
+NAP = 0.5  # seconds
 
 
 @pytest.fixture
@@ -109,7 +109,8 @@ def test_a_loop_that_waits_for_the_network_stands_still(cuda: Cuda) -> None:
     fabric = TorchFabric(device=GPU)
     with fabric.standstill.counted():
         fabric.join(fabric.start(naps()))
-    assert fabric.ledger.exposed_seconds == pytest.approx(NAP, rel=0.5)  # at once: it may be the last wait
+    # At once: it may be the last wait. Who waits may come late, and be woken late.
+    assert NAP / 5 < fabric.ledger.exposed_seconds < NAP + SLACK
     fabric.close()
 
 

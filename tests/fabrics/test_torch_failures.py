@@ -303,3 +303,21 @@ def test_a_gang_shows_the_remote_traceback_and_starts_again(gang2: Gang) -> None
     with pytest.raises(GangError, match=r"rank 1 of 2:(.|\n)*ValueError: on purpose"):
         gang2.run(raises)
     assert gang2.run(handled)[0][-1] == 2.0
+
+
+def test_a_gang_of_which_a_rank_has_died_between_two_tests_is_replaced(gang2: Gang) -> None:
+    assert gang2.run(handled)[0][-1] == 2.0
+    gang2._processes[1].kill()
+    gang2._processes[1].join()
+    with pytest.raises(OSError):
+        gang2.run(handled)
+    assert gang2.run(handled)[0][-1] == 2.0
+
+
+def lives(rank: int, size: int) -> int:
+    return rank
+
+
+def test_a_rank_that_was_to_die_and_has_not_is_an_error(gang2: Gang) -> None:
+    with pytest.raises(GangError, match="rank 1 of 2:\nit was to die, and returned 1"):
+        gang2.run(lives, lost=[1])

@@ -32,11 +32,14 @@ class Nursery:
 
     def run(self, size: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         pipe = self._pipe or self._begin()
-        pipe.send_bytes(pickle.dumps((size, fn, args)))
-        if not pipe.poll(LIMIT + 10):
-            self.close()
-            raise RankError("no answer")
-        fine, answer = pickle.loads(pipe.recv_bytes())
+        try:
+            pipe.send_bytes(pickle.dumps((size, fn, args)))
+            if not pipe.poll(LIMIT + 10):
+                raise RankError("no answer")
+            fine, answer = pickle.loads(pipe.recv_bytes())
+        except BaseException:
+            self.close()  # or the next run would get this one's answer, or none, as its process may be gone
+            raise
         if not fine:
             raise RankError(answer)
         return answer

@@ -1,6 +1,7 @@
 """The strict process group itself: each of NCCL's rules, broken once, is seen."""
 
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -181,3 +182,14 @@ def cpu_tensor_to_gloo(rank: int, size: int) -> None:
 def test_gloo_sends_no_cuda_tensors(nursery: Nursery) -> None:
     with pytest.raises(RankError, match="unsupported device type cuda"):
         nursery.run(2, cpu_tensor_to_gloo)
+
+
+def ends_at_once(_: Connection) -> None: ...
+
+
+def test_a_nursery_whose_process_is_gone_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = Nursery()
+    monkeypatch.setattr("tests.gpu.nursery._serve", ends_at_once)
+    with pytest.raises((EOFError, OSError)):
+        alone.run(1, with_group)
+    assert alone._pipe is None

@@ -110,8 +110,8 @@ def rounds(rank: int, size: int, recipe: str) -> tuple[bool, float, dict[int, in
     mesh = mesh_of(2)
     model = cut(dense(), mesh)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    warnings.filterwarnings("ignore", ".*was not finite")
-    with gossamer.attach(model, optimizer, recipe, seed=SEED, deadline=DEADLINE) as comm:
+    with warnings.catch_warnings(), gossamer.attach(model, optimizer, recipe, seed=SEED, deadline=DEADLINE) as comm:
+        warnings.filterwarnings("ignore", ".*was not finite")
         for step in range(1, 13):
             optimizer.zero_grad()
             x, y = batch(rank // 2, step, rank % 2)

@@ -51,7 +51,7 @@ def learn_a_shard(rank: int, size: int, port: int, recipe: str, silence: float, 
     group = members(port, node, local)
     model = cut(dense(), init_device_mesh("cpu", (PER_NODE,)))
     optimizer = adamw(model)
-    draw = torch.Generator().manual_seed(hash(node) % 1000 * PER_NODE + local)
+    draw = torch.Generator().manual_seed(sum(node.encode()) * PER_NODE + local)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -57,6 +57,7 @@ def learn_by_seat(number: int, least: int, port: int, recipe: str, silence: floa
                     share = comm.share(SAMPLES, seconds=1 / SPEED[comm.rank])
                     if not shares or shares[-1] != (comm.present, share):
                         shares.append((comm.present, share))
+                        group.store.raise_flag(f"planned/{comm.rank}/{comm.present}", "")
                 x = torch.randn(4, 8)
                 optimizer.zero_grad()
                 (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
@@ -121,18 +122,21 @@ def test_two_start_two_more_come_and_one_is_left(learners: Callable[..., Learner
 def test_shares_follow_who_is_there(learners: Callable[..., Learners]) -> None:
     store = hold()
     crew, everybody = learners(2, store.port, "decoupled_diloco(4)", 3.0), Members(store, None, MOST)
+
+    def have_planned(*ranks: int) -> None:
+        keys = [f"planned/{rank}/{ranks}" for rank in ranks]
+        wait_for(lambda: everybody.store.are_there(keys), what=lambda: f"{everybody.latest()}, {everybody.beats()}")
+
     for number in (10, 11):
         crew.start(number, dies="shares")
     seats = {crew.hear(number)[0]: number for number in (10, 11)}
-    wait_for(lambda: everybody.store.are_there(["sees/0/2", "sees/1/2"]))
+    have_planned(0, 1)
     crew.start(12, dies="shares")
     seats |= {crew.hear(12)[0]: 12}
-    wait_for(lambda: everybody.store.are_there(["sees/0/3", "sees/1/3", "sees/2/3"]))
-    time.sleep(0.5)
+    have_planned(0, 1, 2)
     crew.processes[seats[1]].kill()
     crew.processes[seats[1]].join()
-    wait_for(lambda: everybody.latest().ranks == LAST)
-    time.sleep(0.5)
+    have_planned(*LAST)
     everybody.store.raise_flag("enough", "")
     outcomes = {rank: crew.hear(seats[rank]) for rank in (0, 2)}
     assert outcomes[0][-1] == [((0, 1), 4), ((0, 1, 2), 2), ((0, 2), 3)]

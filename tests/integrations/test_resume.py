@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from tests.gang import Gang
 from tests.integrations.loops import SMALL, Awkward, attached, flat, same, small_step
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.core.errors import CheckpointError
 from gossamer.integrations import checkpoint
@@ -80,8 +80,13 @@ def test_a_resumed_run_of_groups_differs_in_no_bit(gang4: Gang, recipe: str) -> 
         assert all(len(run) == len(whole) and all(map(same, run, whole)) for run in resumed)
 
 
+def plain_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    """It keeps nothing, so that parameters and communicator are all there is."""
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
 def save_together(rank: int, size: int, recipe: str, path: str, steps: int) -> tuple[dict[str, Any], Tensor]:
-    with attached(recipe) as (model, optimizer, comm):
+    with attached(recipe, optimizer=plain_sgd) as (model, optimizer, comm):
         while comm.step < steps:
             small_step(model, optimizer, comm, rank)
         dcp.save({"model": model.state_dict(), "comm": comm}, checkpoint_id=path)
@@ -91,8 +96,7 @@ def save_together(rank: int, size: int, recipe: str, path: str, steps: int) -> t
 
 
 def load_together(rank: int, size: int, recipe: str, path: str) -> tuple[dict[str, Any], Tensor]:
-    """Plain SGD keeps nothing, so that parameters and communicator are all there is."""
-    with attached(recipe, seed=98) as (model, optimizer, comm):
+    with attached(recipe, optimizer=plain_sgd, seed=98) as (model, optimizer, comm):
         state = model.state_dict()
         dcp.load({"model": state}, checkpoint_id=path)
         model.load_state_dict(state)
@@ -101,10 +105,6 @@ def load_together(rank: int, size: int, recipe: str, path: str) -> tuple[dict[st
         small_step(model, optimizer, comm, rank)
         comm.check_sync()
         return state, flat(model)
-
-
-def plain_sgd() -> Any:
-    return lambda model: torch.optim.SGD(model.parameters(), lr=0.05)
 
 
 DCP = [
@@ -119,9 +119,10 @@ DCP = [
 def test_a_distributed_checkpoint_is_taken_up(gang2: Gang, recipe: str, tmp_path: Path) -> None:
     saved = gang2.run(save_together, recipe, str(tmp_path), 4)
     loaded = gang2.run(load_together, recipe, str(tmp_path))
-    for (before, _), (after, _) in zip(saved, loaded, strict=True):
+    for (before, model), (after, again) in zip(saved, loaded, strict=True):
         assert before.keys() == after.keys()
         assert all(same(v, after[k]) if isinstance(v, Tensor) else v == after[k] for k, v in before.items())
+        assert same(model, again)  # after one step more
 
 
 def summed(states: list[dict[str, Any]], prefix: str) -> dict[str, Tensor]:
