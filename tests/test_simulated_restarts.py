@@ -130,6 +130,16 @@ def test_slow_steps_are_those_of_the_rank_and_not_of_its_place() -> None:
     assert slow.seconds == pytest.approx(plain.seconds + 6 * 3 * MODEL.computing)
 
 
+@pytest.mark.parametrize("recipe", ["backup", "allreduce + by_speed(local_sgd(4))"])
+def test_a_rank_that_is_late_and_leaves_steps_out_starts_again_with_the_others(recipe: str) -> None:
+    slow = SlowSteps(2, 6.0, STEPS, Begin(step=1))
+    lost = run(recipe, slow=(slow,), absences=(Absence(1, seconds=2.0, begin=Begin(step=12)),))
+    assert len(lost.restarts) == 1
+    assert len(lost.losses) == len(lost.moments) == STEPS
+    assert lost.moments == sorted(lost.moments)
+    assert lost.gradients < 4 * STEPS
+
+
 def test_a_run_repeats_exactly() -> None:
     events = (Absence(1, seconds=7.0, begin=Begin(seconds=3.0)), Absence(2, begin=Begin(step=20)))
     first, second = run("qsgd", absences=events), run("qsgd", absences=events)

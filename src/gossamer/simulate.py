@@ -46,8 +46,8 @@ class Trained:
         return max(r.clock for r in self.replicas)
 
     def moments(self, steps: int) -> list[float]:
-        """When each of the first rank's steps ended: when it began to compute for the next one."""
-        first = self.replicas[0]
+        """When each step ended on the rank that made most, or the first of them: when it began to compute for the next one."""
+        first = max(self.replicas, key=lambda replica: len(replica.begins))
         return [*first.begins[1:], first.clock][:steps]
 
 
@@ -261,6 +261,7 @@ def program(
         replica.begins.append(clock)
         loss, gradients = yield Compute(partial(_computed, replica, backward, averages), "compute", before)
         replica.losses.append(loss)
+        replica.steps.append(step)
         worker.loss = loss
         if plain:
             descend(replica, averages)

@@ -2,7 +2,8 @@
 that steps once for all of them.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +34,7 @@ class Replica:
     optimizer: torch.optim.Optimizer
     worker: Worker
     losses: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list[int])  # that the losses are of: one that is late may leave out some
     begins: list[float] = field(default_factory=list[float])  # of its steps, on the virtual clock
     clock: float = 0.0
     turns: StepTurns = field(default_factory=StepTurns)  # who steps the optimizer, if ranks share it
@@ -40,6 +42,15 @@ class Replica:
     def flat(self) -> Tensor:
         """All parameters as one flat tensor."""
         return torch.cat([p.detach().reshape(-1) for p in self.model.parameters()])
+
+
+def mean_losses(ranks: Iterable[Replica]) -> list[float]:
+    """Of each step, the mean loss of the ranks that made it."""
+    found = defaultdict[int, list[float]](list)
+    for rank in ranks:
+        for step, loss in zip(rank.steps, rank.losses, strict=True):
+            found[step].append(loss)
+    return [sum(each) / len(each) for _, each in sorted(found.items())]
 
 
 class ReplicaMaker:

@@ -18,7 +18,7 @@ from gossamer.costs.events import EventClock, Events
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.sim import SimResult, TimeSpan, simulate
 from gossamer.simulate import Backward, ClusterCosts, Trained, program
-from gossamer.simulated_bodies import Replica
+from gossamer.simulated_bodies import Replica, mean_losses
 
 
 @dataclass(frozen=True)
@@ -171,11 +171,12 @@ def _note(out: RestartedRun, replicas: Sequence[Replica], found: SimResult, done
     for replica, clock in zip(replicas, found.clocks, strict=True):
         replica.clock = clock
     steps = _made(replicas) - done
-    out.losses += [sum(each) / len(each) for each in zip(*(r.losses for r in replicas), strict=True)]
-    out.gradients += steps * len(replicas)
+    out.gradients += sum(len(replica.losses) for replica in replicas)
+    out.losses += mean_losses(replicas)
     out.moments += Trained([*replicas], out.ledger, found.spans).moments(steps)
     for replica in replicas:
         replica.losses.clear()
+        replica.steps.clear()
         replica.begins.clear()
 
 

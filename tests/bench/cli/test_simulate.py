@@ -56,6 +56,16 @@ def test_events_are_told_and_take_their_time(say: Say, tmp_path: Path) -> None:
     assert [point["loss"] for point in slow["curve"]] == [point["loss"] for point in plain["curve"]]
 
 
+def test_losses_are_those_of_the_step_also_where_a_rank_leaves_steps_out(say: Say, tmp_path: Path) -> None:
+    """Three of four gradients close a step of `backup`: those of the slow rank come too late, and it follows the others."""
+    path = tmp_path / "events.toml"
+    path.write_text('[[event]]\nkind = "slow"\nrank = 0\nfactor = 20\nsteps = 50\n')
+    asked = (*DIGITS[:-1], "20", "--free-work", "--json", "--recipe", "backup", "--events", str(path))
+    (run,) = json.loads(say(*asked)[1])
+    assert [point["step"] for point in run["curve"]] == [*range(1, 21)]
+    assert 3 * 20 < run["gradients"] < 4 * 20
+
+
 LOST = '[[event]]\nkind = "die"\nat = 6\nrank = 1\nback = "2 s"\n'
 
 

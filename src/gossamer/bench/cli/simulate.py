@@ -33,7 +33,7 @@ from gossamer.planning.plan import prepare, work_of
 from gossamer.planning.work import NoWork, WorkSource
 from gossamer.recipe import Recipe
 from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, replicas_of_one_body, train
-from gossamer.simulated_bodies import stay_equal
+from gossamer.simulated_bodies import mean_losses, stay_equal
 
 OnLoss = Literal["restart", "members", "both"]
 
@@ -195,9 +195,9 @@ def simulated(
     if not events.changes_ranks:
         fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
         run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
-        losses = [sum(each) / len(each) for each in zip(*(replica.losses for replica in fleet))]
+        losses, gradients = mean_losses(fleet), sum(len(replica.losses) for replica in fleet)
         sent, quality, lines = run.ledger.sent / size, task.evaluate(fleet[0].model), _lines(run.spans)
-        return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, steps * size)
+        return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, gradients)
 
     def crew(present: Sequence[int]) -> simulated_restarts.Crew:
         fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)
