@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from gossamer.bench.cli import simulate
+from gossamer.bench.workloads import Workload
 from gossamer.core.errors import PeerError
+from gossamer.planning.model_cost import ModelCost
 
 Say = Callable[..., tuple[int, str, str]]
 DIGITS = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--step", "10ms", "--rounds", "3")
@@ -64,6 +66,19 @@ def test_losses_are_those_of_the_step_also_where_a_rank_leaves_steps_out(say: Sa
     (run,) = json.loads(say(*asked)[1])
     assert [point["step"] for point in run["curve"]] == [*range(1, 21)]
     assert 3 * 20 < run["gradients"] < 4 * 20
+
+
+def test_a_step_is_measured_with_the_batches_that_are_trained(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured, seen = simulate.measured, list[int]()
+
+    def noted(task: Workload) -> ModelCost:
+        seen.append(task.batch_size)
+        return measured(task)
+
+    monkeypatch.setattr(simulate, "measured", noted)
+    asked = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--rounds", "1", "--free-work")
+    assert say(*asked, "--batch-size", "7")[0] == 0
+    assert seen == [7]
 
 
 LOST = '[[event]]\nkind = "die"\nat = 6\nrank = 1\nback = "2 s"\n'

@@ -254,7 +254,7 @@ def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: s
             raise InputError(
                 f"{text} is trained here in fp32: say how long a step takes in {dtype}, with --step, or leave --dtype out"
             )
-        found = _workload(text).of_dtype(dtype or "fp32")
+        found = measured(workloads.get(text)).of_dtype(dtype or "fp32")
         return found if seconds is None else with_step(found, seconds)
     if seconds is None:
         raise InputError(f"{text} is not trained here, so say how long a step of one rank takes: --step 350ms")
@@ -276,14 +276,13 @@ def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, 
     return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
 
 
-def _workload(name: str) -> ModelCost:
+def measured(workload: workloads.Workload) -> ModelCost:
     """Train a few steps of a workload here, on one thread."""
-    workload = workloads.get(name)
     workload.prepare()
     torch.set_num_threads(1)
     model = workload.model()
     optimizer = workload.optimizer(model)
-    return measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=name)
+    return measure(model, optimizer, lambda step: workload.loss(model, workload.batch(step, 0, 1)), name=workload.name)
 
 
 def _built(text: str) -> nn.Module:

@@ -15,7 +15,7 @@ from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, cost_of, given, of_flag
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, given, measured, of_flag
 from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
 from gossamer.bench.record import finite
 from gossamer.core.errors import AttachError
@@ -161,7 +161,7 @@ def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losse
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
     if step is None:
-        return cost_of(task.name, None, cluster, True)
+        return measured(task)
     taken = of_flag("--step", seconds, step)
     if taken <= 0:
         raise InputError(f"--step must be more than 0, not {step!r}")
