@@ -30,6 +30,18 @@ def test_where_nothing_gains_enough_on_bf16_it_says_so() -> None:
     assert "less than this model can see" in said[0]
 
 
+def test_a_small_gain_is_the_one_on_bf16_also_where_accumulation_takes_less() -> None:
+    found = planned(3.125e9, ["topk", "powersgd"])
+    usual = next(row for row in found.baselines if "micro" in row.name)
+    assert usual.seconds is not None
+    quick = replace(usual, seconds=replace(usual.seconds, step=usual.seconds.step / 2))
+    rows = [replace(row, of={**row.of, usual.name: 2 * row.of[usual.name]}) for row in found.recipes]
+    odd = replace(found, recipes=rows, baselines=[quick if row is usual else row for row in found.baselines])
+    gain = 1 - rows[0].of["ddp-bf16"]
+    assert gain > 0.01
+    assert f"gains {gain:.0%} on it" in sentences(odd)[0]
+
+
 def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
     said = sentences(planned(125e6, ["qsgd", "bf16"]))
     assert said[0].startswith("qsgd: ")
