@@ -9,7 +9,7 @@ import pytest
 from gossamer import CostError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.cluster_file import read_cluster, write_cluster
-from gossamer.costs.laws import Constant, SlowRank
+from gossamer.costs.laws import Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
 from gossamer.fabrics.links import ClusterLinks
 
@@ -138,6 +138,14 @@ def test_a_slow_rank_keeps_its_machine_where_some_are_left_out() -> None:
     assert six.of_nodes([0, 2]).law == SlowRank(2.0, rank=3)
     assert six.of_nodes([0, 1]).law == Constant()
     assert six.of_nodes([0, 1, 2]).law == six.law
+
+
+def test_ranks_keep_their_rows_of_a_trace_where_some_are_left_out() -> None:
+    law = Trace(((2.0,) * 200, *((1.0,) * 200 for _ in range(3))))
+    four = replace(from_flags(nodes=4, rate=1e6), law=law)
+    left = four.of_nodes([1, 2, 3]).of_nodes([0, 2]).law
+    assert [left.at(rank, 7) for rank in range(2)] == [law.at(1, 7), law.at(3, 7)]
+    assert left.slowest(2, 1) == pytest.approx(law.at(1, 7), rel=1e-2)
 
 
 def test_ranks_on_gpus_do_not_wait_for_the_cores_of_their_host() -> None:

@@ -6,7 +6,7 @@ from math import inf
 from typing import Literal
 
 from gossamer.core.errors import CostError
-from gossamer.costs.laws import ComputingLaw, Constant, SlowRank
+from gossamer.costs.laws import ComputingLaw, Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
 
 MOST_RANKS = 2**20
@@ -203,7 +203,11 @@ class Cluster:
 
 
 def _law_of_nodes(law: ComputingLaw, nodes: Sequence[int], per_node: int) -> ComputingLaw:
-    """The law where only these nodes are left: a slow rank is the same one by its new number, or is not there."""
+    """The law where only these nodes are left: a slow rank is the same one by its new number, or is not there, and ranks keep
+    their rows of a trace.
+    """
+    if isinstance(law, Trace):
+        return law.of(node * per_node + place for node in nodes for place in range(per_node))
     if not isinstance(law, SlowRank):
         return law
     node, place = divmod(law.rank, per_node)

@@ -4,8 +4,8 @@ import csv
 import random
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import erf, exp, inf, lgamma, log, sqrt
 from pathlib import Path
@@ -155,17 +155,28 @@ class SlowRank(ComputingLaw):
 @final
 @dataclass(frozen=True, eq=False)
 class Trace(ComputingLaw):
-    """Rows of measured seconds, one sequence for each rank, relative to the mean of all of them."""
+    """Rows of measured seconds, one sequence for each rank, relative to the mean of all of them; `ranks` are those that are left,
+    all by default.
+    """
 
     rows: tuple[tuple[float, ...], ...]
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def _left(self) -> Sequence[int]:
+        return self.ranks or range(len(self.rows))
+
+    def of(self, ranks: Iterable[int]) -> "Trace":
+        """The law where only these ranks are left; each keeps its own row."""
+        return replace(self, ranks=tuple(self._left[rank % len(self._left)] for rank in ranks))
 
     @cached_property
     def _relative(self) -> tuple[tuple[float, ...], ...]:
         mean = sum(map(sum, self.rows)) / sum(map(len, self.rows))
-        return tuple(tuple(seconds / mean for seconds in row) for row in self.rows)
+        return tuple(tuple(seconds / mean for seconds in self.rows[rank]) for rank in self._left)
 
     def at(self, rank: int, step: int) -> float:
-        row = self._relative[rank % len(self.rows)]
+        row = self._relative[rank % len(self._left)]
         return row[step % len(row)]
 
     @lru_cache(maxsize=64)  # noqa: B019  a plan asks for few lengths of rounds, and ends
@@ -184,7 +195,7 @@ class Trace(ComputingLaw):
         """Each rank has its own row, as in `at`: one that is always slow is the slowest in every round."""
         out = 1.0
         for i, row in enumerate(self._means(steps)):
-            like = ranks // len(self.rows) + (i < ranks % len(self.rows))
+            like = ranks // len(self._left) + (i < ranks % len(self._left))
             out *= (bisect_right(row, x) / len(row)) ** like
         return out
 
