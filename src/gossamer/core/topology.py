@@ -79,7 +79,7 @@ def refuse_unsound(topology: Topology, size: int) -> None:
         _refuse_shares(topology, round, found)
         _refuse_strangers(topology, round, found)
         for rank, peers in enumerate(found):
-            heard[rank] |= set(peers.source)
+            heard[rank].update(peers.source)
     _refuse_islands(topology, size, heard)
 
 
@@ -124,16 +124,20 @@ def sides(topology: Topology, size: int) -> tuple[frozenset[int], frozenset[int]
 
 
 def _refuse_shares(topology: Topology, round: int, found: Sequence[Peers]) -> None:
+    sound = set[tuple[float | tuple[float, ...], int]]()  # most ranks share as others do
     for rank, peers in enumerate(found):
+        if (like := (peers.share, len(peers.to))) in sound:
+            continue
         if len(peers.shares) != len(peers.to) or min((peers.keep, *peers.shares)) <= 0:
             raise AttachError(
                 f"{topology} is not column-stochastic: in round {round}, rank {rank} gives {_listed(peers.to)} "
                 f"{peers.share} and keeps {peers.keep:.3g}; these shares must be positive and add up to 1"
             )
+        sound.add(like)
 
 
 def _refuse_strangers(topology: Topology, round: int, found: Sequence[Peers]) -> None:
-    senders = [list[int]() for _ in found]
+    senders: list[list[int]] = [[] for _ in found]
     for rank, peers in enumerate(found):
         for to in peers.to:
             senders[to % len(found)].append(rank)

@@ -1,5 +1,6 @@
 """The directed exponential graph."""
 
+from functools import lru_cache
 from typing import final
 
 from gossamer.core.contracts import Peers, Topology
@@ -33,20 +34,22 @@ class Exponential(Topology):
         return True
 
     def period(self, size: int) -> int:
-        """Return the number of hops, counted with integers: a logarithm may round wrongly at exact powers."""
-        hops = 1
-        while (self.count + 1) ** hops < size:
-            hops += 1
-        return hops
+        return len(_hops(self.count, size))
 
     def peers(self, rank: int, size: int, round: int) -> Peers:
-        hops = self._hops(size, round)
-        to = tuple((rank + h) % size for h in hops)
-        source = tuple((rank - h) % size for h in hops)
-        return Peers(to, source, 1 / (len(hops) + 1) if hops else 0.0)
+        rounds = _hops(self.count, size)
+        hops = rounds[round % len(rounds)]
+        to, source = [(rank + h) % size for h in hops], [(rank - h) % size for h in hops]
+        return Peers(tuple(to), tuple(source), 1 / (len(hops) + 1) if hops else 0.0)
 
-    def _hops(self, size: int, round: int) -> list[int]:
-        """Return the distinct hops other than 0: for some N and p the formula repeats a rank, or names the rank itself."""
-        base = self.count + 1
-        step = base ** (round % self.period(size))
-        return sorted({j * step % size for j in range(1, base)} - {0})
+
+@lru_cache(maxsize=64)  # a check of a topology asks for the peers of each rank in each round
+def _hops(count: int, size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the distinct hops of each round other than 0: for some N and p the formula repeats a rank, or names the rank itself.
+
+    Rounds are counted with integers: a logarithm may round wrongly at exact powers.
+    """
+    base, steps = count + 1, [1]
+    while base * steps[-1] < size:
+        steps.append(base * steps[-1])
+    return tuple(tuple(sorted({j * step % size for j in range(1, base)} - {0})) for step in steps)
