@@ -170,12 +170,12 @@ class Programs:
         if size <= MANY:
             return None
         less, states = self._hollow(program, layout, FEW)
+        if not all(isinstance(v, COLLECTIVES) and v.among is None for v in less):
+            return None
         more, _ = self._hollow(program, layout, 2 * FEW)
         part = Layout.of({layout.name: (ceil(layout.numel * FEW / size),)}, layout.dtype)
         cut, _ = self._hollow(program, part, FEW)
-        if not len(less) == len(more) == len(cut) or not all(
-            isinstance(v, COLLECTIVES) and v.among is None for v in less
-        ):
+        if not len(less) == len(more) == len(cut):
             return None
         rows = zip(less, more, cut, strict=True)
         return [_among(a if _length(a) == _length(b) else c, size) for a, b, c in rows], 1.0, states
