@@ -185,6 +185,7 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
+        (("gpt2", "--step", "1s", "--cluster", "c.toml", "--nodes", "4"), "--nodes and --cluster both describe"),
         (("gpt2", "--step", "1s", "--cluster", "none.toml"), "cannot be read"),
         (("gpt9", "--rate", "1gbit", "--step", "1s"), "gpt2"),
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),

@@ -28,6 +28,7 @@ from gossamer.bench.cli.plan_tables import (
     table,
     target_table,
 )
+from gossamer.bench.cli.script import is_said
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import planned
 from gossamer.bench.report.grid import grid_of
@@ -120,6 +121,7 @@ def plan_command(
     if page is not None:
         _page_fits(page, explain_recipe, over, target)
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
+    asked |= {f"--{name}": name for name in ("nodes", "gpus", "ranks") if is_said(context, name)}
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
         gpus = shard
     where = cluster_of(cluster, nodes, gpus, ranks, asked)
