@@ -121,6 +121,19 @@ def test_a_broken_file_is_refused_with_its_line_and_field(old: str, new: str, sa
     assert str(path) in str(refused.value)
 
 
+def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
+    """NCCL is for GPUs, whose memory is no processor's, and whose bytes no comm thread copies."""
+    path = tmp_path / "c.toml"
+    hosts = 'count = 4\nranks = 8\nup = "25 Gbit/s"\nlatency = "30 us"\ninside = "20 GB/s"\n'
+    path.write_text(f'format = 1\nbackend = "nccl"\n[[hosts]]\n{hosts}')
+    read, flags = read_cluster(path), from_flags(nodes=4, gpus=8, rate=3.125e9, latency=30e-6)
+    assert read.hosts == flags.hosts
+    assert (read.byte_seconds, read.program_seconds) == (flags.byte_seconds, flags.program_seconds) == (0.0, 1e-4)
+    path.write_text(f'format = 1\n[network]\nbyte_seconds = 1e-9\n[[hosts]]\ndevice = "gpu"\n{hosts}')
+    mixed = read_cluster(path)
+    assert (mixed.has_gpus, mixed.memory_rate, mixed.byte_seconds) == (True, 600e9, 1e-9)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CostError, match="cannot be read: No such file"):
         read_cluster(tmp_path / "none.toml")

@@ -86,6 +86,15 @@ EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
 1000 Mbit/s; those of nccl, over TCP sockets, are not measured.
 """
 
+MEMORY_RATES: Mapping[Device, float] = {"cpu": 10e9, "gpu": 600e9}
+"""Bytes per second of a copy, reads and writes together, where none are given."""
+
+THREADS: Mapping[Backend, Mapping[str, float]] = {
+    "gloo": {"byte_seconds": 6e-10, "program_seconds": 3e-4},
+    "nccl": {"byte_seconds": 0.0, "program_seconds": 1e-4},
+}
+"""What comm threads take of a processor, where it is not given: over NCCL, bytes take none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
@@ -241,13 +250,12 @@ def from_flags(
         inside=usual_inside if inside is None else inside,
         cores=inf if gpus or cores is None else cores,
         device="gpu" if gpus else "cpu",
-        memory_rate=600e9 if gpus else 10e9,
+        memory_rate=MEMORY_RATES["gpu" if gpus else "cpu"],
     )
     backend: Backend = "nccl" if gpus else "gloo"
     return Cluster(
         hosts=(hosts,),
         backend=backend,
-        byte_seconds=0.0 if gpus else 6e-10,
-        program_seconds=1e-4 if gpus else 3e-4,
         sources=sources,
+        **THREADS[backend],
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
-from gossamer.costs.cluster import Cluster, Hosts, WorkTable
+from gossamer.costs.cluster import MEMORY_RATES, THREADS, Backend, Cluster, Device, Hosts, WorkTable
 from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank, read_trace
 from gossamer.costs.toml_reader import TomlReader, number, one_of, text_as, whole
 
@@ -110,7 +110,10 @@ class _ClusterReader(TomlReader):
         groups: Any = table.get("hosts")
         if not isinstance(groups, list) or not groups:
             self.fail("hosts", "must be one [[hosts]] table or several")
-        hosts = tuple(self._hosts(group, n) for n, group in enumerate(groups))
+        backend: Any = table.get("backend", "gloo")
+        if backend not in ("gloo", "nccl"):
+            self.fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
+        hosts = tuple(self._hosts(group, n, backend) for n, group in enumerate(groups))
         network = self.fields(self._inner(table, "network"), NETWORK, 0)
         network |= self.fields(self._inner(table, "failures"), FAILURES, 0)
         if "compute" in table:
@@ -120,16 +123,13 @@ class _ClusterReader(TomlReader):
             name: self._work(name, one, n) for n, (name, one) in enumerate(self._inner(table, "work").items())
         }
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
-        backend: Any = table.get("backend", "gloo")
-        if backend not in ("gloo", "nccl"):
-            self.fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
         try:
             return Cluster(
                 hosts=hosts,
                 name=str(table.get("name", "")),
                 backend=backend,
                 sources=given | {"rate": "file"} | sources,
-                **network,
+                **(THREADS[backend] | network),
             )
         except CostError as error:
             blamed = next((field for words, field in BLAMED.items() if words in str(error)), "hosts")
@@ -143,7 +143,8 @@ class _ClusterReader(TomlReader):
             self.fail(name, f"must be a table, [{name}], not {found!r}")
         return found
 
-    def _hosts(self, group: Any, n: int) -> Hosts:
+    def _hosts(self, group: Any, n: int, backend: Backend) -> Hosts:
+        """A group of hosts; NCCL is for GPUs, and what is not given is as by flags on such a device."""
         if not isinstance(group, dict):
             self.fail("hosts", "must be one [[hosts]] table or several")
         fields = self.fields(group, HOSTS, n)
@@ -151,6 +152,8 @@ class _ClusterReader(TomlReader):
             self.fail("hosts", f"table {n + 1} needs a count", n)
         if "down" in fields and "up" not in fields:
             self.fail("down", "is given without up; give both", n)
+        device: Device = fields.get("device", "gpu" if backend == "nccl" else "cpu")
+        fields = {"device": device, "memory_rate": MEMORY_RATES[device]} | fields
         try:
             return Hosts(**fields)
         except CostError as error:
