@@ -121,6 +121,21 @@ def test_a_broken_file_is_refused_with_its_line_and_field(old: str, new: str, sa
     assert str(path) in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("tables", "says"),
+    [
+        ("[[hosts]]\ncount = 1\nspeed = -1\n[[hosts]]\ncount = 1\nspeed = 2\n", "line 6: speed must be more than 0"),
+        ('device = "cpu"\n[work."qsgd"]\ndevice = "tpu"\n', "line 6: device must be 'cpu' or 'gpu', not 'tpu'"),
+    ],
+)
+def test_the_line_is_that_of_the_table_that_is_wrong(tables: str, says: str, tmp_path: Path) -> None:
+    """Another one may lack the field, or have one of that name."""
+    path = tmp_path / "c.toml"
+    path.write_text(f"format = 1\n[[hosts]]\ncount = 1\n{tables}")
+    with pytest.raises(CostError, match=says):
+        read_cluster(path)
+
+
 def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
     """NCCL is for GPUs, whose memory is no processor's, and whose bytes no comm thread copies."""
     path = tmp_path / "c.toml"

@@ -1,5 +1,6 @@
 """Reads and writes a cluster as a TOML file."""
 
+import re
 from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
@@ -12,6 +13,7 @@ from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExpone
 from gossamer.costs.toml_reader import TomlReader, number, one_of, text_as, whole
 
 FORMAT = 1
+_HEAD = re.compile(r"\s*\[\[?[A-Za-z\"]")  # of a table; a row of numbers in a list begins otherwise
 
 
 def _list(value: Any) -> list[Any]:
@@ -103,6 +105,21 @@ def read_cluster(path: Path) -> Cluster:
 
 
 class _ClusterReader(TomlReader):
+    _here = range(0)  # the lines of the table that is read
+
+    def _begin(self, head: str, n: int = 0) -> None:
+        """Note the lines of the n-th table of this head; none where a table is written in another way."""
+        heads = [i for i, line in enumerate(self.lines, 1) if line.strip().startswith(head)]
+        if n >= len(heads):
+            self._here = range(0)
+            return
+        later = (i for i, line in enumerate(self.lines, 1) if i > heads[n] and _HEAD.match(line))
+        self._here = range(heads[n], next(later, len(self.lines) + 1))
+
+    def line_of(self, field: str, n: int) -> int:
+        """The line of a field in the table that is read, or else of the n-th such field."""
+        return next((line for line in self.lines_of(field) if line in self._here), super().line_of(field, n))
+
     def cluster(self, table: dict[str, Any]) -> Cluster:
         self.known(table, TOP, "")
         if table.get("format") != FORMAT:
@@ -122,6 +139,7 @@ class _ClusterReader(TomlReader):
         network["work"] = {
             name: self._work(name, one, n) for n, (name, one) in enumerate(self._inner(table, "work").items())
         }
+        self._here = range(0)
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         try:
             return Cluster(
@@ -141,12 +159,14 @@ class _ClusterReader(TomlReader):
         found = table.get(name, {})
         if not isinstance(found, dict):
             self.fail(name, f"must be a table, [{name}], not {found!r}")
+        self._begin(f"[{name}]")
         return found
 
     def _hosts(self, group: Any, n: int, backend: Backend) -> Hosts:
         """A group of hosts; NCCL is for GPUs, and what is not given is as by flags on such a device."""
         if not isinstance(group, dict):
             self.fail("hosts", "must be one [[hosts]] table or several")
+        self._begin("[[hosts]]", n)
         fields = self.fields(group, HOSTS, n)
         if "count" not in fields:
             self.fail("hosts", f"table {n + 1} needs a count", n)
@@ -164,6 +184,7 @@ class _ClusterReader(TomlReader):
         head = f'[work."{recipe}"'
         if not isinstance(table, dict):
             self.fail(recipe, f"must be a table: {head}]")
+        self._begin(head)
         fields = self.fields(table, WORK, n)
         try:
             if missing := [name for name in ("bytes", "ranks", "seconds") if name not in fields]:
