@@ -353,6 +353,17 @@ def test_a_plan_takes_work_from_the_file(say: Say, tmp_path: Path) -> None:
     assert json.loads(out)["recipes"][0]["source"]["work"] == "in the file"
 
 
+def test_prices_have_a_column_also_where_failures_leave_ddp_no_time(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    fails = 'price = "2 USD/h"\nmtbf = "1 s"\n'
+    path.write_text(f'format = 1\n[[hosts]]\ncount = 4\nup = "1 Gbit/s"\nlatency = "1 ms"\n{fails}')
+    code, out, err = say("plan", "gpt2", "local_sgd(8)", "--cluster", str(path), "--step", "1s")
+    assert code == 0, err
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines() if line.strip()}
+    assert rows["recipe"].endswith("USD / 1000 steps time kept")
+    assert rows["local_sgd(8)"].endswith(" 1%")
+
+
 def test_a_gpu_cluster_is_not_planned_with_a_processors_work(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(WORKED.format(backend="nccl", device="gpu"))

@@ -65,12 +65,14 @@ def _rows(plan: TrainingPlan, narrow: bool) -> Table:
     names = [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
     titles += ["work", "network", "sent", "by card", "keeps", "at peak", "pays below", "busy 90 % at", "every"]
-    titles += [f"{dense.currency} / 1000 steps"] if (dense := plan.dense.money) is not None else []
+    rows = [*plan.baselines, *plan.possible]
+    money = next((row.money for row in rows if row.money is not None), None)  # failures may leave DDP no time
+    titles += [] if money is None else [f"{money.currency} / 1000 steps"]
     titles += ["time kept"] if plan.dense.kept is not None else []
     shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
     made = columns(*(titles[i] for i in shown))
-    for row in (*plan.baselines, *plan.possible):
-        cells = _cells(row, names, plan.dense.name)
+    for row in rows:
+        cells = _cells(row, names, plan.dense.name, money is not None)
         made.add_row(*(cells[i] for i in shown))
     return made
 
@@ -79,7 +81,7 @@ def _abbreviated(name: str) -> str:
     return name.replace(", ", " x").removesuffix(" micro-batches")
 
 
-def _cells(row: Row, names: list[str], dense: str) -> list[str]:
+def _cells(row: Row, names: list[str], dense: str, priced: bool) -> list[str]:
     assert row.seconds is not None
     s = row.seconds
     between = f"{say_seconds(row.low)} - {say_seconds(row.high)}"
@@ -92,7 +94,7 @@ def _cells(row: Row, names: list[str], dense: str) -> list[str]:
     cells.append(_intervals(row.pays.get(dense, [])))
     cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
     cells.append("" if row.every is None else str(row.every))
-    cells += [f"{1000 * row.money.amount:.3g}"] if row.money is not None else []
+    cells += ["" if row.money is None else f"{1000 * row.money.amount:.3g}"] if priced else []
     cells += [f"{row.kept:.0%}"] if row.kept is not None else []
     return cells
 
