@@ -13,7 +13,7 @@ from gossamer import CostError
 from gossamer.bench import catalogue
 from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
-from gossamer.costs.laws import SlowRank
+from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
 from gossamer.planning.baselines import compute, ddp
 from gossamer.planning.measured_model import measure, untrained, with_step
@@ -232,6 +232,15 @@ def test_the_shortest_round_that_reaches_ninety_per_cent_does() -> None:
     ]
     assert busy[0] >= 0.895
     assert best == 1 or busy[1] < 0.9
+
+
+def test_no_round_is_said_to_keep_machines_busier_than_slow_ranks_let_them_be() -> None:
+    """Steps of random length are waited for in rounds too, however short their averages are."""
+    random = replace(FOUR, hosts=(replace(FOUR.hosts[0], up=1e9),), law=ShiftedExponential(0.3))
+    row = plan(SMALL, random, ["local_sgd(2)"], work=NoWork(), curves=False).recipes[0]
+    assert row.seconds is not None
+    assert 0.8 < row.seconds.utilisation < 0.85
+    assert [*row.rounds] == [0.5, 0.8]
 
 
 # -- unlike hosts ------------------------------------------------------------------------------------------------------------

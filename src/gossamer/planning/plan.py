@@ -403,4 +403,6 @@ def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[fl
         return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
     added = (found.step - alone) * schedule.shape.period
-    return {share: max(ceil(round(share / (1 - share), 9) * added / alone), 1) for share in BUSY}
+    # Seconds of a step that are left for what a round adds; none where ranks wait longer than that for slow ones.
+    left = {share: found.computing / share - alone for share in BUSY}
+    return {share: max(ceil(round(added / seconds, 9)), 1) for share, seconds in left.items() if seconds > 0}
