@@ -149,6 +149,20 @@ def test_shards_average_their_part_among_nodes() -> None:
     assert row.of["hsdp"] < 1
 
 
+def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
+    """On slow links inside a host the gathers of parameters last longer than the passes that they should hide behind."""
+    slow = from_flags(nodes=2, gpus=8, rate=1e12, latency=0.0, inside=1e9)
+    model = known_model("gpt2", 0.35)
+    found = plan(model, slow, ["allreduce"], work=NoWork(), shards=8, curves=False)
+    waits = 3 * 7 / 8 * model.bytes / 1e9 - model.forward - model.backward
+    for row in (found.dense, *found.recipes):
+        assert row.seconds is not None
+        assert (row.seconds.forward, row.seconds.backward) == pytest.approx((model.forward, model.backward))
+        assert row.seconds.network >= waits
+        assert row.seconds.utilisation == pytest.approx(0.35 / row.seconds.step, rel=0.05)
+    assert "hides behind computing" not in sentences(found)[0]
+
+
 @pytest.mark.parametrize("size", [64, 1024, 10_000])
 def test_many_ranks_plan_quickly_enough_to_be_in_this_test(size: int) -> None:
     here = from_flags(nodes=size, gpus=1, rate=1e9)

@@ -88,11 +88,13 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
     # Scattering gradients takes as long.
     gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(cluster)
+    forward, backward = max(model.forward, gather), max(model.backward, 2 * gather)
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),
-        forward=max(model.forward, gather),
-        backward=max(model.backward, 2 * gather),
+        forward=forward,
+        backward=backward,
+        gathering=(forward - model.forward, backward - model.backward),
         optimizer=model.optimizer / shards,
     )
 

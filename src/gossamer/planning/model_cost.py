@@ -26,6 +26,7 @@ class ModelCost:
     shares: Mapping[str, float]
     momenta: int = 1
     on_cores: bool = True  # forward and backward need the host's cores; an accelerator's do not
+    gathering: tuple[float, float] = (0.0, 0.0)  # seconds of forward and of backward that wait for shards
     dtype: str = "fp32"  # of parameters, gradients and momenta
     wide: int = 4  # bytes of a number in a bucket: recipes average in fp32, whatever the dtype
     name: str = ""
@@ -55,6 +56,11 @@ class ModelCost:
     @property
     def computing(self) -> float:
         return self.forward + self.backward + self.optimizer
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        """Seconds that forward and backward compute."""
+        return self.forward - self.gathering[0], self.backward - self.gathering[1]
 
     @property
     def training_bytes(self) -> int:

@@ -79,7 +79,9 @@ def at_their_own_pace(
     told = model.at_speed(1 / computing)
     rest = max(step - told.computing - busy, 0.0)
     sent, card = (sum(getattr(c, name) for c in crossings) / len(steps) for name in ("sent", "card"))
-    return StepSeconds(step, told.forward, told.backward, busy, rest, told.optimizer, sent, card)
+    forward, backward = told.passes
+    rest += sum(told.gathering)
+    return StepSeconds(step, forward, backward, busy, rest, told.optimizer, sent, card)
 
 
 def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:

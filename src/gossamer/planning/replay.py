@@ -108,7 +108,9 @@ class Replay:
         network = self._blocked["network"] / many
         work, waiting = max(mean - late - network, 0.0), late - model.computing
         sent, card = self._sent / many, self._card / many
-        return StepSeconds(mean, model.forward, model.backward, work, network, model.optimizer, sent, card, waiting)
+        forward, backward = model.passes
+        network += sum(model.gathering)
+        return StepSeconds(mean, forward, backward, work, network, model.optimizer, sent, card, waiting)
 
     def _told(self, model: ModelCost, updates: float) -> ModelCost:
         """A step's computing on cores that ranks share, where the optimizer makes so many updates a step."""
