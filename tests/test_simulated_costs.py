@@ -124,6 +124,15 @@ def test_slow_steps_of_one_rank_are_waited_for() -> None:
     assert by_clock.seconds == pytest.approx(plain + 2 * MODEL.computing)
 
 
+def test_events_do_not_begin_again_when_training_goes_on() -> None:
+    """Of three slow steps two are in the first half, and one in the second; the link is slow at the first step only."""
+    slow, link = SlowSteps(1, 4.0, 3, Begin(step=2)), LinkRate(2, HOSTS.up / 2, 0.5, Begin(step=1))
+    costs = costs_on(CLUSTER, "allreduce", MODEL, NoWork(), Events(slow=(slow,), links=(link,)))
+    fleet = replicas("allreduce", net, lambda model: torch.optim.SGD(model.parameters(), lr=0.1), 4)
+    halves = [train(fleet, pull, 3, costs).seconds for _ in range(2)]
+    assert sum(halves) == pytest.approx(trained("allreduce", costs, 6).seconds)
+
+
 def test_a_slow_link_takes_longer_for_what_crosses_meanwhile() -> None:
     recipe = "allreduce + bucket(100.0)"
     plain = with_events(Events(), recipe, 1).seconds

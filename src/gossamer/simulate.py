@@ -159,6 +159,8 @@ def train(
             )
         costs = network.of_a_run()
         links = costs.links
+        for replica in ranks:
+            links.events.go_on(replica.worker.rank, replica.worker.step - 1)
     else:
         costs, links = seconds, network
     ledger = Ledger(per_node=ranks[0].worker.origin.ranks_per_node)

@@ -189,6 +189,12 @@ class EventClock:
         self._began[rank] += 1
         self._latest[rank] = step
 
+    def go_on(self, rank: int, made: int) -> None:
+        """Note steps of an earlier run: what began with one of them is over, but for slow steps that are left."""
+        for step in range(1, made + 1):
+            self.begin(rank, step, 0.0)
+        self._first.update({key: (count, -inf) for key, (count, _) in self._first.items()})
+
     def factor(self, rank: int) -> float:
         """By how much longer than usual a rank computes in the step that it has begun."""
         rank, factor = self._whole(rank), 1.0
