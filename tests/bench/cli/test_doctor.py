@@ -251,6 +251,12 @@ def test_what_is_said_of_ranks_cards_fits_what_was_found() -> None:
     assert all(name != "WARNING" for name, _ in network_cards.of_ranks_in_words(found))
 
 
+def test_ranks_that_a_launcher_deals_out_in_turn_are_named_one_by_one() -> None:
+    everybody = [RankCards(f"host{rank % 2}", [SLOW], SLOW.name) for rank in range(4)]
+    rows = dict(network_cards.of_ranks_in_words(network_cards.found_on_ranks(everybody, [])))
+    assert [*rows] == ["ranks 0, 2", "ranks 1, 3"]
+
+
 def test_a_system_that_tells_no_cards_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_cards, "cards", list)
     found = network_cards.found_here()

@@ -76,13 +76,24 @@ def of_ranks_in_words(found: Found) -> list[tuple[str, str]]:
         what = _card(Card(**fields)) if taken["name"] else "no card"
         told.setdefault(f"{taken['host']}: {what}", []).append(rank)
     for what, ranks in told.items():
-        rows.append((f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}", what))
+        rows.append((_numbered(ranks), what))
     networks = found.get("networks", [])
     for each in networks:
         names = ", ".join(dict.fromkeys(each["cards"]))
         how = f"broken: {each['broken']}" if "broken" in each else f"{say_rate(each['bits_per_s'] / 8)} each way"
         rows.append((f"over {names}", f"{how}, on {each['network']}" + ", the one in use" * each["taken"]))
     return rows + _advice(found["link"], networks) if networks else rows
+
+
+def _numbered(ranks: list[int]) -> str:
+    """
+    >>> _numbered([3]), _numbered([0, 1, 2]), _numbered([0, 2, 4])
+    ('rank 3', 'ranks 0 to 2', 'ranks 0, 2, 4')
+    """
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    follow = len(ranks) == ranks[-1] - ranks[0] + 1
+    return f"ranks {ranks[0]} to {ranks[-1]}" if follow else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _advice(link: Found, networks: Sequence[Found]) -> list[tuple[str, str]]:
