@@ -13,7 +13,7 @@ from gossamer.costs.cluster_file import read_cluster, write_cluster
 from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.plan import plan, prepare
 from gossamer.planning.replay import StartProgram
-from gossamer.planning.work import MeasuredWork
+from gossamer.planning.work import MeasuredWork, MemoryPasses
 from gossamer.planning.work_tables import WorkInFile, measure_tables, work_of
 
 FILE = """format = 1
@@ -68,6 +68,18 @@ def test_seconds_are_those_of_the_table_times_the_buckets_length() -> None:
         prepared = prepare("qsgd", model, here, WorkInFile(here))
         pieces = [p for a in prepared.steps[0] if isinstance(a, StartProgram) for p in a.pieces]
         assert sum(p.work + p.inside for p in pieces) == pytest.approx(2 * wanted)
+
+
+def test_what_one_recipe_lacks_in_the_file_is_not_said_of_another() -> None:
+    """And its work is as uncertain as where no file has any."""
+    table = WorkTable(1_000_000, (2, 4), ((0.1, 0.0, 0.1, 0.2, 0.0, 0.0), (0.2, 0.0, 0.2, 0.2, 0.0, 0.0)))
+    bare = from_flags(nodes=4, rate=1e9)
+    here = replace(bare, work={"qsgd": table})
+    rows = {row.name: row for row in plan(SMALL, here, ["topk", "qsgd"], curves=False).recipes}
+    assert rows["qsgd"].work == "in the file"
+    assert rows["topk"].work == "in the file; what it lacks as passes over memory, not measured"
+    passes = plan(SMALL, bare, ["topk"], work=MemoryPasses(bare.memory_rate), curves=False).recipes[0]
+    assert (rows["topk"].low, rows["topk"].high) == pytest.approx((passes.low, passes.high))
 
 
 def test_a_processors_tables_are_refused_for_gpus() -> None:

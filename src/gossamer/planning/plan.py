@@ -342,8 +342,9 @@ class _Planner:
 
     def row(self, recipe: "str | Recipe") -> Row:
         name, cluster, others = str(recipe), self.cluster, self.others
+        work = self.work.for_another() if isinstance(self.work, WorkInFile) else self.work
         try:
-            prepared = prepare(recipe, self.model, cluster, self.work, self.shards)
+            prepared = prepare(recipe, self.model, cluster, work, self.shards)
             if prepared.memory.peak > cluster.memory:
                 return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
             found = prepared.seconds(cluster)
@@ -351,7 +352,8 @@ class _Planner:
             return Row(name=name, error=str(error))
         best, worst = bounds(cluster)
         at_once = replace(cluster, hosts=tuple(replace(h, latency=0.0) for h in cluster.hosts))
-        least, most = (0.85, 1.15) if isinstance(self.work, MeasuredWork | WorkInFile) else (0.3, 3.0)
+        is_measured = not work.lacks if isinstance(work, WorkInFile) else isinstance(work, MeasuredWork)
+        least, most = (0.85, 1.15) if is_measured else (0.3, 3.0)
         curves = self.curves and not prepared.simulated  # a simulation takes seconds
         pays, busy = self._curves(prepared) if curves else ({}, {})
         return Row(
@@ -366,7 +368,7 @@ class _Planner:
             memory=prepared.memory,
             latency=max(found.step - prepared.seconds(at_once).step, 0.0),
             estimated=prepared.programs.estimated,
-            work=self.work.name,
+            work=work.name,
             simulated=prepared.simulated,
             kept=(kept := time_kept(recipe, cluster)),
             money=money_of(found, cluster, kept),

@@ -1,7 +1,7 @@
 """Work that was measured where a cluster is, and is kept in its file: a table for each recipe, and what a plan reads from it."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -67,16 +67,22 @@ class WorkInFile:
 
     cluster: Cluster
     name: str = "in the file"
+    lacks: bool = False  # a program that was asked for
     _tables: dict[Any, WorkTable] = field(default_factory=dict[Any, WorkTable])
 
     def __post_init__(self) -> None:
         self._tables = {_key(Recipe.of(name)): table for name, table in self.cluster.work.items()}
         self._passes = MemoryPasses(self.cluster.memory_rate)
 
+    def for_another(self) -> "WorkInFile":
+        """The same for another recipe, whose programs the file may have."""
+        return replace(self, name=WorkInFile.name, lacks=False)
+
     def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
         family = program.family[:2] if program.family[0] == "message" else program.family
         table = self._tables.get(family)
         if table is None:
+            self.lacks = True
             self.name = "in the file; what it lacks as passes over memory, not measured"
             return self._passes.of(program, size, verbs)
         factor = 4 * program.layout.numel / table.bytes
