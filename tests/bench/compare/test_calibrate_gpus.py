@@ -1,15 +1,19 @@
 """`gossamer doctor --gpu --save`, piece by piece, without a GPU: a clock that is given, and processors in its place."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.gang import Gang
 
 from gossamer.bench.compare.calibrate import Figure
 from gossamer.bench.compare.gpu.calibrate import GpuCalibration, copy_rates, measured_on, refuse_shared_gpus
 from gossamer.core.errors import PeerError
+from gossamer.core.verbs import AllReduce
+from gossamer.costs import crossing_of
 from gossamer.costs.cluster import WorkTable
 from gossamer.costs.cluster_file import read_cluster, write_cluster
 
@@ -39,9 +43,18 @@ def test_ranks_that_share_a_gpu_are_told_so_before_nccl_refuses_them() -> None:
         refuse_shared_gpus(["a of x", "b of x", "b of x"])
 
 
-def test_a_ring_gives_the_latency_and_the_rate(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 8), (2, 4), (8, 1)])
+def test_all_reduces_take_in_a_plan_what_they_took(nodes: int, ranks: int) -> None:
+    """Most messages of a ring among several GPUs a host stay within it, and a plan has those for less."""
+    cluster = replace(FOUND, nodes=nodes, ranks_per_node=ranks).cluster()
+    for length, took in FOUND.all_reduces.items():
+        wire = torch.empty(length // 4, dtype=torch.float32, device="meta")
+        planned = crossing_of(AllReduce(wire), 0, cluster, 8).seconds(cluster)
+        assert planned == pytest.approx(took.value, rel=1e-3)
+
+
+def test_a_ring_gives_the_rate(tmp_path: Path) -> None:
     cluster = FOUND.cluster()
-    assert cluster.latency == pytest.approx(20e-6)
     assert cluster.rate == pytest.approx(3e9)
     path = tmp_path / "c.toml"
     path.write_text(write_cluster(cluster))

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from gossamer.bench.compare.calibrate import SIZES, Figure, all_reduce_seconds, waits_for
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
-from gossamer.costs import Cluster, Hosts
+from gossamer.core.verbs import AllReduce
+from gossamer.costs import Cluster, Hosts, crossing_of
 from gossamer.costs.cluster import WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.fabrics.torch.nccl import card_of, shared_card
@@ -43,8 +44,12 @@ class GpuCalibration:
 
     @property
     def latency(self) -> float:
-        """Seconds of a message: the shortest all-reduce is that of a ring's messages in a row."""
-        return self.all_reduces[min(self.all_reduces)].value / (2 * (self.size - 1))
+        """Seconds of a message between hosts: so long that the shortest all-reduce takes in a plan what it took here."""
+        shortest, host = min(self.all_reduces), Hosts(count=self.nodes, ranks=self.ranks_per_node, latency=1.0)
+        unit = Cluster(hosts=(host,), backend="nccl")
+        wire = torch.empty(shortest // 4, dtype=torch.float32, device="meta")
+        messages = crossing_of(AllReduce(wire), 0, unit, self.size).latency_seconds(unit)
+        return self.all_reduces[shortest].value / messages
 
     @property
     def rate(self) -> float:
