@@ -181,6 +181,7 @@ def test_a_broken_file_of_events_is_refused(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml"), "none.toml cannot be read: No such file"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "random:1", "--losses", "1", "--recipe", "ad_psgd", "--on-loss", "members"), "cannot go on without a lost rank; use every_step()"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--events", "none.toml", "--losses", "1"), "--losses 1 is for --events random:SEED; write the losses into none.toml"),
+        (("digits", "--rate", "10mbit", "--step", "1ms", "--losses", "2"), "--losses 2 needs a seed that they are drawn by: give --events random:SEED"),
         (("digits", "--rate", "10mbit", "--law", "slow"), "'slow' is no law of computing: write 'constant'"),
         (("digits", "--cluster", "c.toml", "--law", "slow 2"), "--law and --cluster both describe the cluster"),
         (("digits", "--rate", "10mbit", "--step", "1ms", "--memory", "100 kB"), "8 ranks do not fit into 100 kB; lower --workers"),

@@ -109,7 +109,7 @@ def simulate_command(
     for each in recipes:
         Recipe.of(each)
     model = _cost(task, step, where)
-    befalls = Events() if events is None else _events(events, where, rounds, model.computing, losses)
+    befalls = _events(events, where, rounds, model.computing, losses)
     shared = {r for r in recipes if not befalls.changes_ranks and stay_equal(Recipe.of(r), task.model())}
     refuse_beyond_memory(recipes, shared, model, where, _allowed(memory))
     work = NoWork() if free_work else work_of(where)
@@ -146,8 +146,12 @@ def _refuse_members(recipes: Sequence[str]) -> None:
             raise InputError(str(why)) from None
 
 
-def _events(text: str, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
-    """The events of a file, or drawn by the seed of 'random:SEED'."""
+def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float, losses: int) -> Events:
+    """The events of a file, or drawn by the seed of 'random:SEED'; none where nothing is given."""
+    if text is None:
+        if losses:
+            raise InputError(f"--losses {losses} needs a seed that they are drawn by: give --events random:SEED")
+        return Events()
     if not text.startswith("random:"):
         if losses:
             raise InputError(f"--losses {losses} is for --events random:SEED; write the losses into {text}")
