@@ -76,6 +76,13 @@ def test_nccl_takes_a_ring_or_a_tree(nodes: int) -> None:
     assert messages == min(2 * (nodes - 1), 2 * ceil(log2(nodes)))
 
 
+def test_a_gather_over_nccl_crosses_as_often_as_half_of_its_ring_all_reduce() -> None:
+    here = cluster(4, 8, "nccl")
+    gathered = crossing_of(AllGather(wire(B)), 0, here, 32)
+    assert (gathered.messages, gathered.between) == (31, 3)
+    assert crossing_of(AllGather(wire(B)), 0, cluster(4, 8), 32).between == 31
+
+
 def test_more_rate_and_less_latency_never_take_longer() -> None:
     slow, requests = cluster(4), (AllReduce(wire(B)), AllGather(wire(B)), AllToAll([wire(B)] * 4, [B] * 4))
     for verb in requests:

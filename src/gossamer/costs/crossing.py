@@ -121,7 +121,7 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
             card = moved.sent if nodes > 1 else 0
         case AllGather(wire):
             messages, pattern = count - 1, "ring"
-            between = messages if nodes > 1 else 0
+            between = _ring_between(cluster, messages, nodes)
             card = (count - 1) * wire.numel() if nodes > 1 else 0
         case AllToAll():
             messages, pattern = count - 1, "pairs"
@@ -164,9 +164,16 @@ def _places(ranks: Sequence[int], mates: Sequence[int]) -> list[int]:
 
 def _reduce_messages(cluster: Cluster, length: int, count: int, nodes: int) -> tuple[int, int, Pattern]:
     """Messages of an all-reduce in a row, and how many of them leave the node: a ring's; for NCCL a tree's where it is faster."""
-    ring = 2 * (count - 1), (2 * (nodes - 1) if cluster.backend == "nccl" else 2 * (count - 1)) * (nodes > 1), "ring"
+    ring = 2 * (count - 1), 2 * _ring_between(cluster, count - 1, nodes), "ring"
     if cluster.backend == "gloo" or nodes < 2:
         return ring
     between = 2 * ceil(log2(nodes))
     tree = 2 * (count // nodes - 1) + between, between
     return (*tree, "ring") if tree[1] < ring[1] else ring
+
+
+def _ring_between(cluster: Cluster, messages: int, nodes: int) -> int:
+    """How many of a ring's messages in a row leave the node: each of gloo's steps waits for the slowest of all ranks, and NCCL's
+    chunks go on by themselves.
+    """
+    return 0 if nodes < 2 else nodes - 1 if cluster.backend == "nccl" else messages
