@@ -175,6 +175,7 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
     [
         (("--rate", "1gbit"), "give a model"),
         (("--rate", "1gbit", "--script", "none.py"), "there is no script none.py"),
+        (("--rate", "1gbit", "--script", "none.py", "--step", "0s"), "--step must be more than 0"),
         (("--rate", "1gbit", "--script", "train.py", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--step", "1s"), "give --rate"),
         (("gpt2", "--rate", "1gbit"), "--step 350ms"),

@@ -241,14 +241,20 @@ def given(flag: str, read: Callable[[str], float], text: str | None, usual: T) -
     return usual if text is None else of_flag(flag, read, text)
 
 
+def step_of(text: str | None) -> float | None:
+    """The seconds of a step, where --step gives them."""
+    seconds = given("--step", quantities.seconds, text, None)
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"--step must be more than 0, not {text!r}")
+    return seconds
+
+
 # -- the model --------------------------------------------------------------------------------------------------------------
 
 
 def cost_of(text: str, step: str | None, cluster: Cluster, mixed: bool, dtype: str | None = None) -> ModelCost:
     require_dtype(dtype or "fp32")
-    seconds = given("--step", quantities.seconds, step, None)
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"--step must be more than 0, not {step!r}")
+    seconds = step_of(step)
     if text in workloads.names():
         if cluster.has_gpus and seconds is None and not mixed:
             raise InputError(f"{text} {HERE}")
@@ -274,8 +280,9 @@ def _script(script: Path, words: list[str], step: str | None, cluster: Cluster, 
     """Run the user's script alone for a few steps."""
     if cluster.has_gpus and step is None and not mixed and not torch.cuda.is_available():
         raise InputError(f"{script.name} {HERE}")
+    seconds = step_of(step)
     found = measure_script(script, words)
-    return found if step is None else with_step(found, of_flag("--step", quantities.seconds, step))
+    return found if seconds is None else with_step(found, seconds)
 
 
 def measured(workload: workloads.Workload) -> ModelCost:

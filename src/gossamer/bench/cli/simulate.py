@@ -15,7 +15,7 @@ from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.plan import LAW_HELP, cluster_of, given, measured, of_flag
+from gossamer.bench.cli.plan import LAW_HELP, cluster_of, given, measured, of_flag, step_of
 from gossamer.bench.cli.simulate_tables import Simulated, as_dict, show
 from gossamer.bench.record import finite
 from gossamer.core.errors import AttachError
@@ -164,11 +164,9 @@ def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float
 
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
-    if step is None:
+    taken = step_of(step)
+    if taken is None:
         return measured(task)
-    taken = of_flag("--step", seconds, step)
-    if taken <= 0:
-        raise InputError(f"--step must be more than 0, not {step!r}")
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
 
 
