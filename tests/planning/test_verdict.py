@@ -42,6 +42,16 @@ def test_a_small_gain_is_the_one_on_bf16_also_where_accumulation_takes_less() ->
     assert f"gains {gain:.0%} on it" in sentences(odd)[0]
 
 
+def test_a_recipe_that_ties_with_the_fastest_is_not_called_the_fastest() -> None:
+    """Of recipes within 5 %, one that averages gradients at every step is spoken of."""
+    found = planned(3.125e9, ["topk", "powersgd"])
+    first, *others = found.recipes
+    assert first.seconds is not None
+    quicker = replace(first, name="local_sgd(8)", seconds=replace(first.seconds, step=0.99 * first.seconds.step))
+    said = sentences(replace(found, recipes=[quicker, first, *others]))[0]
+    assert f": {first.name}, among the fastest recipes here, gains " in said
+
+
 def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
     said = sentences(planned(125e6, ["qsgd", "bf16"]))
     assert said[0].startswith("qsgd: ")

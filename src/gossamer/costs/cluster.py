@@ -89,11 +89,9 @@ EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
 MEMORY_RATES: Mapping[Device, float] = {"cpu": 10e9, "gpu": 600e9}
 """Bytes per second of a copy, reads and writes together, where none are given."""
 
-THREADS: Mapping[Backend, Mapping[str, float]] = {
-    "gloo": {"byte_seconds": 6e-10, "program_seconds": 3e-4},
-    "nccl": {"byte_seconds": 0.0, "program_seconds": 1e-4},
-}
-"""What comm threads take of a processor, where it is not given: over NCCL, bytes take none."""
+BYTE_SECONDS: Mapping[Backend, float] = {"gloo": 6e-10, "nccl": 0.0}
+PROGRAM_SECONDS: Mapping[Backend, float] = {"gloo": 3e-4, "nccl": 1e-4}
+"""What comm threads take of a processor for a byte and for a program, where it is not given: over NCCL, bytes take none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,5 +255,6 @@ def from_flags(
         hosts=(hosts,),
         backend=backend,
         sources=sources,
-        **THREADS[backend],
+        byte_seconds=BYTE_SECONDS[backend],
+        program_seconds=PROGRAM_SECONDS[backend],
     )

@@ -8,7 +8,16 @@ from typing import Any
 
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
-from gossamer.costs.cluster import MEMORY_RATES, THREADS, Backend, Cluster, Device, Hosts, WorkTable
+from gossamer.costs.cluster import (
+    BYTE_SECONDS,
+    MEMORY_RATES,
+    PROGRAM_SECONDS,
+    Backend,
+    Cluster,
+    Device,
+    Hosts,
+    WorkTable,
+)
 from gossamer.costs.laws import ComputingLaw, Constant, Lognormal, ShiftedExponential, SlowRank, read_trace
 from gossamer.costs.toml_reader import TomlReader, number, one_of, text_as, whole
 
@@ -139,6 +148,7 @@ class _ClusterReader(TomlReader):
         network["work"] = {
             name: self._work(name, one, n) for n, (name, one) in enumerate(self._inner(table, "work").items())
         }
+        usual: dict[str, Any] = {"byte_seconds": BYTE_SECONDS[backend], "program_seconds": PROGRAM_SECONDS[backend]}
         self._here = range(0)
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         try:
@@ -147,7 +157,7 @@ class _ClusterReader(TomlReader):
                 name=str(table.get("name", "")),
                 backend=backend,
                 sources=given | {"rate": "file"} | sources,
-                **(THREADS[backend] | network),
+                **(usual | network),
             )
         except CostError as error:
             blamed = next((field for words, field in BLAMED.items() if words in str(error)), "hosts")
@@ -173,9 +183,9 @@ class _ClusterReader(TomlReader):
         if "down" in fields and "up" not in fields:
             self.fail("down", "is given without up; give both", n)
         device: Device = fields.get("device", "gpu" if backend == "nccl" else "cpu")
-        fields = {"device": device, "memory_rate": MEMORY_RATES[device]} | fields
+        usual: dict[str, Any] = {"device": device, "memory_rate": MEMORY_RATES[device]}
         try:
-            return Hosts(**fields)
+            return Hosts(**(usual | fields))
         except CostError as error:
             field, _, wrong = str(error).partition(" ")
             self.fail(field, wrong, n)

@@ -167,7 +167,7 @@ class Programs:
         small world with chunks of that length. None if ranks meet in groups, or more often where there are more of them.
         """
         layout, size = program.layout, self.size
-        if size <= MANY:
+        if size <= MANY or program.family[0] == "message":  # which goes from rank to rank
             return None
         less, states = self._hollow(program, layout, FEW)
         if not all(isinstance(v, COLLECTIVES) and v.among is None for v in less):

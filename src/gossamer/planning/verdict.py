@@ -32,7 +32,7 @@ SENTENCES: Mapping[str, str] = {
     "hidden": "Leave {dense} alone: its network hides behind computing; the most that a faster exchange could gain is {gain} of a "
     "step.",
     "none": "No recipe can be planned here; each row says why.",
-    "small": "Leave {dense} alone{also}: {best}, the fastest recipe here, gains {gain} on it, which is less than this model can see.",
+    "small": "Leave {dense} alone{also}: {best}, among the fastest recipes here, gains {gain} on it, which is less than this model can see.",
     "pays": "{best}: {step} a step against {base} of {dense}.",
 }
 
