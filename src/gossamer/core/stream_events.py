@@ -29,10 +29,10 @@ class StepTimer:
     """Times a stretch of device work, from here to `end`; `seconds` is known once the device has reached the end."""
 
     def __init__(self, device: torch.device, time: float) -> None:
-        self._device, self._began, self._ended = device, Moment(device, time), None
+        self._device, self._began, self._ended = device, DeviceMoment(device, time), None
 
     def end(self, time: float) -> None:
-        self._ended = Moment(self._device, time)
+        self._ended = DeviceMoment(self._device, time)
 
     @property
     def seconds(self) -> float | None:
@@ -40,7 +40,7 @@ class StepTimer:
         return None if self._ended is None else self._ended.since(self._began)
 
 
-class Moment:
+class DeviceMoment:
     """When all work is done that the current stream was given so far. On a CPU it is done already, and `time` is now."""
 
     def __init__(self, device: torch.device, time: float) -> None:
@@ -49,13 +49,13 @@ class Moment:
             self._event = torch.cuda.Event(enable_timing=True)
             self._event.record(torch.cuda.current_stream(device))
 
-    def since(self, other: "Moment") -> float | None:
+    def since(self, other: "DeviceMoment") -> float | None:
         """Seconds from another moment to this one; None until the device has reached this one. Does not wait."""
         if self._event is None or other._event is None:
             return self._time - other._time
         return other._event.elapsed_time(self._event) / 1000 if self._event.query() else None
 
-    def reached(self) -> "Moment":
+    def reached(self) -> "DeviceMoment":
         """Wait until the device has come so far."""
         if self._event is not None and not self._event.query():
             self._event.synchronize()

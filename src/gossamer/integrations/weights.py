@@ -8,7 +8,7 @@ import torch
 
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.core.load_balance import check, planned
-from gossamer.core.stream_events import Moment
+from gossamer.core.stream_events import DeviceMoment
 from gossamer.core.verbs import Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -52,7 +52,7 @@ def agree_on_weights(worker: Worker, weight: float) -> Program[None]:
 class _Mark(NamedTuple):
     """A call of `share`: its moment, seconds waited for other ranks so far, and the step."""
 
-    moment: Moment
+    moment: DeviceMoment
     waited: float
     step: int
 
@@ -106,7 +106,7 @@ class Stopwatch:
         return max(sum(kept) / len(kept), 1e-9) if kept else 1 / max(self._worker.ranks.weight, 1e-9)
 
     def _now(self) -> _Mark:
-        moment = Moment(self._worker.device, perf_counter())
+        moment = DeviceMoment(self._worker.device, perf_counter())
         return _Mark(moment, self._ledger.exposed_seconds, self._worker.step)
 
 

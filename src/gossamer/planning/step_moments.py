@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gossamer.core.stream_events import Moment
+from gossamer.core.stream_events import DeviceMoment
 
 
 @dataclass
@@ -17,8 +17,8 @@ class StepMoments:
     """A step from `start` to `end`; its last backward pass is the one whose gradients are averaged."""
 
     device: torch.device
-    start: Moment
-    gradients: dict[str, Moment] = field(default_factory=dict[str, Moment])  # by parameter
+    start: DeviceMoment
+    gradients: dict[str, DeviceMoment] = field(default_factory=dict[str, DeviceMoment])  # by parameter
 
     def __post_init__(self) -> None:
         self.began = self.ended = self.end = self.start
@@ -53,8 +53,8 @@ class StepMoments:
         return min(_seconds(self.began, came) / max(_seconds(self.began, self.ended), 1e-9), 1.0)
 
 
-def now(device: torch.device) -> Moment:
-    return Moment(device, perf_counter())
+def now(device: torch.device) -> DeviceMoment:
+    return DeviceMoment(device, perf_counter())
 
 
 def measured_on(device: torch.device) -> str:
@@ -62,7 +62,7 @@ def measured_on(device: torch.device) -> str:
     return "on this machine's GPU" if device.type == "cuda" else "on this machine"
 
 
-def _seconds(since: Moment, until: Moment) -> float:
+def _seconds(since: DeviceMoment, until: DeviceMoment) -> float:
     return max(until.reached().since(since) or 0.0, 0.0)
 
 

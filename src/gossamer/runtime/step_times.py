@@ -22,7 +22,7 @@ from gossamer.core.contracts import CandidateCost, Context, Exchange, Memory, Ra
 from gossamer.core.contracts.times import NAN
 from gossamer.core.groups import place
 from gossamer.core.programs import drive
-from gossamer.core.stream_events import Moment, read_numbers
+from gossamer.core.stream_events import DeviceMoment, read_numbers
 from gossamer.core.verbs import AllGather, Compute, Handle, Program, Verb, all_reduce, join, now, start
 from gossamer.costs.crossing import traffic
 from gossamer.kernels.finite import peak
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 KEPT = 64  # steps whose times are kept
 LABEL = "times"
 Way = tuple[Exchange, Memory]  # that a parameter's gradient goes through
-Span = tuple[Moment | None, Moment]
+Span = tuple[DeviceMoment | None, DeviceMoment]
 
 
 class StepWait(NamedTuple):
@@ -51,9 +51,9 @@ class StepWait(NamedTuple):
 class WaitMoments(NamedTuple):
     """When the last wait ended, and when that of this step began and ended, some `steps` later."""
 
-    last: Moment | None
-    began: Moment | None
-    ended: Moment
+    last: DeviceMoment | None
+    began: DeviceMoment | None
+    ended: DeviceMoment
     steps: int
 
     def measured(self) -> StepWait:
@@ -65,8 +65,8 @@ class StepTimes:
 
     def __init__(self, worker: "Worker") -> None:
         self._worker = worker
-        self._began: Moment | None = None  # when the last step's wait ended
-        self._wait_began: Moment | None = None
+        self._began: DeviceMoment | None = None  # when the last step's wait ended
+        self._wait_began: DeviceMoment | None = None
         self._last = worker.step - 1  # the step in which the last wait ended
         self._rows = deque[WaitMoments](maxlen=KEPT)
         self._losses = deque[Tensor | float | None](maxlen=KEPT)
@@ -103,8 +103,8 @@ class StepTimes:
         self._sending[index].append((began, (yield from self._now())))
         return mean, largest
 
-    def _now(self) -> Program[Moment]:
-        return Moment(self._worker.device, (yield from now()))
+    def _now(self) -> Program[DeviceMoment]:
+        return DeviceMoment(self._worker.device, (yield from now()))
 
     def wait_begins(self) -> Program[None]:
         """Note the time at which the loop begins to wait; candidates run behind the averages that it waits for."""
@@ -242,7 +242,7 @@ def _finite_or_inf(loss: float) -> float:
     return loss if isfinite(loss) else inf
 
 
-def _seconds(since: Moment | None, until: Moment) -> float:
+def _seconds(since: DeviceMoment | None, until: DeviceMoment) -> float:
     """Waits until the device has come so far."""
     took = None if since is None else until.reached().since(since)
     return NAN if took is None else took
