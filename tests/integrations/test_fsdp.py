@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import gossamer
 from gossamer.core.errors import AttachError
+from gossamer.integrations.checks.wrappers import is_fsdp2
 
 pytestmark = [
     pytest.mark.gang,
@@ -122,10 +123,10 @@ def averaged_one_by_one(rank: int, size: int) -> list[str]:
     for factor in (None, 1.0):
         with sharded.attached("allreduce", mesh_of(2), OPTIMIZERS["sgd"]) as (model, _, _), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            fsdp: Any = model
             if factor is not None:
-                fsdp.set_gradient_divide_factor(factor)
-                fsdp.set_force_sum_reduction_for_comms(True)
+                for module in filter(is_fsdp2, model.modules()):
+                    module.set_gradient_divide_factor(factor)  # pyright: ignore
+                    module.set_force_sum_reduction_for_comms(True)  # pyright: ignore
             try:
                 for micro in range(2):
                     loss_of(model, rank // 2, micro, rank % 2).backward()
