@@ -1,10 +1,12 @@
-"""What is looked up in the Python stack, in threads of which torch's own frame is the outermost, as on a GPU."""
+"""What is looked up in the Python stack, in threads of which torch's own frame is the outermost, and among all modules."""
 
 import _thread
+import sys
 import threading
 from typing import Any
 
 import pytest
+from torch import nn
 from torch.autograd.function import BackwardCFunction, Function
 
 from gossamer.integrations.checks import introspection
@@ -39,3 +41,45 @@ def test_a_backward_pass_may_be_the_outermost_frame(monkeypatch: pytest.MonkeyPa
     _thread.start_new_thread(apply, (Handed(seen, done),))
     assert done.wait(300.0), "the search for an outer pass did not end"
     assert seen == [nested]
+
+
+class Wrapper(nn.Module):
+    """Has a name that is looked for."""
+
+
+class Derived(Wrapper):
+    pass
+
+
+def test_modules_are_found_by_the_names_of_their_classes_and_bases() -> None:
+    own, derived, other = Wrapper(), Derived(), nn.Linear(1, 1)
+    found = introspection.living({"Wrapper"})
+    assert any(o is own for o in found)
+    assert any(o is derived for o in found)
+    assert not any(o is other for o in found)
+    assert introspection.living({"NobodyHasThisName"}) == []
+
+
+def test_the_search_for_modules_ends_no_other_thread() -> None:
+    """Who holds a tuple that another thread has begun ends that thread in a SystemError; a comm thread under auto() did so."""
+    ended, enough = list[SystemError](), threading.Event()
+
+    def build() -> None:
+        try:
+            while not enough.is_set():
+                frozenset[int]().union(*(frozenset((i,)) for i in range(50)))
+        except SystemError as error:
+            ended.append(error)
+
+    before = sys.getswitchinterval()
+    thread = threading.Thread(target=build)
+    sys.setswitchinterval(1e-5)
+    try:
+        thread.start()
+        for _ in range(30):  # a search of all objects ended it in the first few
+            introspection.living({"Wrapper"})
+    finally:
+        enough.set()
+        sys.setswitchinterval(before)
+        thread.join()
+    assert ended == []

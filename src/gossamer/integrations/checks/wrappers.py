@@ -174,7 +174,7 @@ def stepped_by(optimizers: Sequence[Optimizer]) -> set[int]:
 def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
     """Refuse a model that has run inside another wrapper than the `attached` one, which averages nothing.
 
-    This searches all objects of the process.
+    This searches all modules of the process.
     """
     mine = {id(p) for p in model.parameters()}
     for wrapper in living({DDP, FSDP, DEEPSPEED}):
