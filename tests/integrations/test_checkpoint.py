@@ -182,7 +182,8 @@ def saved_own(rank: int, size: int, recipe: str, path: str) -> Tensor:
 
 @gang
 @pytest.mark.parametrize(
-    "recipe", ["bmuf(3, momentum=0.5, nesterov=True)", "eager_diloco(2)", "easgd(3)", "allreduce + post_local(1, eager(3))"]
+    "recipe",
+    ["bmuf(3, momentum=0.5, nesterov=True)", "eager_diloco(2)", "easgd(3)", "allreduce + post_local(1, eager(3))"],
 )
 def test_other_ranks_start_from_the_mean_of_those_that_trained_where_the_consensus_is_another(
     gang4: Gang, gang2: Gang, recipe: str, tmp_path: Path

@@ -72,7 +72,9 @@ def test_what_is_kept_keeps_its_weight_when_a_controller_raises_the_schedules_ra
         x.grad = slope.clone()
         return 0.0
 
-    recipe = "gather(topk(ratio=0.2)) + error_feedback(units='update') + accordion_batch(4, 2, interval=1, threshold=10.0)"
+    recipe = (
+        "gather(topk(ratio=0.2)) + error_feedback(units='update') + accordion_batch(4, 2, interval=1, threshold=10.0)"
+    )
     ranks = make(recipe, 2, Flat, sgd(0.125, 0.0))
     before = parameters(ranks)[0]
     train(ranks, downhill, 7)  # four steps at the first rate, three at four times that

@@ -221,7 +221,6 @@ class ShardedModel:
         if self._owner[id(parameter)].gradient_divide_factor is not None:
             gradient.mul_(self._size if self._members is None else len(self._members.present.ranks))
 
-
     def refuse_to_add(self) -> None:
         """With a factor of the user's, what was averaged before would be multiplied a second time."""
         if any(group.gradient_divide_factor is not None for group in self._groups):

@@ -151,7 +151,9 @@ class Meter:
     def mark(self) -> Progress:
         """Return the counters of this moment."""
         ledger, dense = self.ledger, self._dense(self.worker.size)
-        return Progress(self.worker.step - 1, dense, ledger.sent, ledger.received, ledger.exposed_seconds, perf_counter())
+        return Progress(
+            self.worker.step - 1, dense, ledger.sent, ledger.received, ledger.exposed_seconds, perf_counter()
+        )
 
     def _totals(self, now: Progress) -> dict[str, float]:
         worker = self.worker
