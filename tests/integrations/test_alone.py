@@ -1,6 +1,7 @@
 """A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -299,14 +300,14 @@ def test_sparse_gradients_go_through_updates_and_controllers(recipe: str) -> Non
 
 
 def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> None:
+    def descent(model: nn.Module, fused: bool) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, fused=fused)
+
     ends = list[torch.Tensor]()
     for fused, unscales in ((True, False), (True, True), (False, False)):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        with attached(
-            "distributed_lion",
-            optimizer=lambda m, fused=fused: torch.optim.SGD(m.parameters(), lr=0.01, fused=fused),
-            scaler=scaler,
-        ) as (model, optimizer, _):
+        made = partial(descent, fused=fused)
+        with attached("distributed_lion", optimizer=made, scaler=scaler) as (model, optimizer, _):
             optimizer.zero_grad()
             scaler.scale(loss_of(model, 0, 1)).backward()
             if fused and not unscales:

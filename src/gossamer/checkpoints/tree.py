@@ -23,9 +23,7 @@ def clear(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         tensors[name] = tree.detach()
         return {PLACE: name}
-    if isinstance(
-        tree, np.generic
-    ):  # such as a learning rate that a schedule has computed: nothing but plain numbers is read
+    if isinstance(tree, np.generic):  # such as a learning rate that a schedule has computed
         return tree.item()
     if isinstance(tree, Mapping) and not isinstance(tree, Counter):
         return {k: clear(v, f"{name}/{k}" if name else str(k), tensors) for k, v in tree.items()}
@@ -85,9 +83,7 @@ class ReadingRank(NamedTuple):
     ranks: int  # replicas, of which each may be several ranks; 0 to read what belongs to none of them
     shard: int
     shards: int
-    averages: frozenset[str] = (
-        frozenset()
-    )  # of the model's tensors: those of which it wants the mean, not the consensus
+    averages: frozenset[str] = frozenset()  # tensors of the model whose mean it wants, not the consensus
 
 
 class Saved:
