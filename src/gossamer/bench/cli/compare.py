@@ -1,5 +1,6 @@
 """gossamer train and gossamer compare."""
 
+import math
 import os
 import signal
 from dataclasses import replace
@@ -39,7 +40,17 @@ Shards = Annotated[str, typer.Option(help="'iid', or what the workload groups by
 Out = Annotated[Path | None, typer.Option(help="Folder for the record, the report and checkpoints.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only what went wrong.")]
 Json = Annotated[bool, typer.Option("--json", help="Events as JSON lines on standard output.")]
-Deadline = Annotated[float, typer.Option(min=1.0, help="Seconds after which a missing rank is an error.")]
+
+
+def _finite(param: typer.CallbackParam, value: float) -> float:
+    if not math.isfinite(value):
+        raise InputError(f"--{param.name} must be a finite number, not {value}")
+    return value
+
+
+Deadline = Annotated[
+    float, typer.Option(min=1.0, callback=_finite, help="Seconds after which a missing rank is an error.")
+]
 Slow = Annotated[
     list[str] | None,
     typer.Option(
@@ -130,7 +141,7 @@ def compare(
     ] = 100,
     chunk: Annotated[int, typer.Option(min=1, help="Steps of a turn, at least; an evaluation follows each.")] = 5,
     patience: Annotated[
-        float, typer.Option(min=1.0, help="The others may take this many times the baseline's steps.")
+        float, typer.Option(min=1.0, callback=_finite, help="The others may take this many times the baseline's steps.")
     ] = 2.0,
     seed: int = 0,
     seeds: Annotated[int, typer.Option(min=1, help="Repeat with this many seeds, for bounds and ties.")] = 1,

@@ -15,6 +15,7 @@ from gossamer.bench.workloads.errors import WorkloadError
 from gossamer.bench.workloads.shards import Batch, BatchOf, Data, grouped, iid
 from gossamer.core import plugins
 from gossamer.core.parts import nearest
+from gossamer.core.text import shown
 
 W = TypeVar("W", bound="Workload")
 
@@ -45,6 +46,8 @@ class Workload(ABC):
                 raise WorkloadError(f"{self.name}: {f.name} must be at least 1, not {value}")
             if wanted is float and not 0 <= value < math.inf:
                 raise WorkloadError(f"{self.name}: {f.name} must be finite and not negative, not {value}")
+        if not -(2**63) <= self.seed < 2**63:
+            raise WorkloadError(f"{self.name}: seed must be a whole number of 64 bits, not {shown(self.seed)}")
         if self.shards not in ("iid", self.group):
             raise WorkloadError(f"{self.name} has no shards {self.shards!r}: choose 'iid' or {self.group!r}")
 
