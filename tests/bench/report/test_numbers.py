@@ -1,6 +1,7 @@
 """The study of a record, its headline and the table in Markdown."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -49,6 +50,27 @@ def test_the_headline_admits_that_nothing_pays() -> None:
     assert detail == "Closest was topk, 5.0 % short of it after 0.50 of DDP’s time."
     title, _ = headline(study_of(record([run("ddp", (100, 4.0)), run("bf16", (97, 3.9))])))
     assert title.startswith("bf16 was hardly faster than DDP")
+
+
+def test_a_run_that_was_cut_off_before_it_was_judged_has_no_best_quality() -> None:
+    runs = [run("ddp", status="interrupted"), run("qsgd", status="interrupted")]
+    for one in runs:
+        one.evaluations = [Evaluation(0, 0.0, 0, 7.68)]
+    for some in (runs, runs[1:]):
+        title, detail = headline(study_of(record(some)))
+        assert title == "No run was evaluated after its start."
+        assert "Interrupted: " in detail
+    diverged = [run("ddp", (100, math.nan)), run("qsgd", (20, math.nan))]
+    assert headline(study_of(record(diverged))).title == "No run ended with a usable held-out loss."
+
+
+def test_steps_of_several_seeds_say_whose_they_are() -> None:
+    timed = replace(record([run("ddp", (100, 4.0)), run("qsgd", (20, 3.9))]), timing=True)
+    for one in timed.runs:
+        one.steps.append(Step(2, 2.0, 5.0, 10))
+    assert "Steps are those" not in headline(study_of(timed)).detail
+    again = timed.with_again(replace(timed, seed=1))
+    assert "Steps are those of seed 0." in headline(study_of(again)).detail
 
 
 def test_a_run_that_failed_on_another_seed_says_why() -> None:

@@ -145,6 +145,8 @@ def _of_steps(study: Study) -> Headline:
     timed = [r for r in study.rows if r.step is not None and not r.cut]
     computed = study.record.compute
     why = f"Computing was emulated ({computed}), so losses mean nothing." if computed else ""
+    if len(study.record.trials) > 1:
+        why = _said(f"Steps are those of seed {study.record.seed}.", why)
     alone = next((f"Computing alone took {seconds(r.step)}." for r in timed if r.run.alone), "")
     best = next((r for r in timed if not r.run.alone), None)
     if best is None:
@@ -159,16 +161,24 @@ def _of_steps(study: Study) -> Headline:
 
 def _without_target(study: Study) -> Headline:
     """No baseline to measure against: say what there is, and why it is not more."""
-    ended = [r for r in study.rows if r.final is not None]
+    ended = [r for r in study.rows if r.final is not None and r.run.evaluations[-1].step]
     why = _why_no_target(study)
     if len(study.rows) == len(ended) == 1:
         return _alone(ended[0], study)
     if not ended:
-        return Headline("No run was evaluated on held-out data.", _said(why, _failures(study)))
+        return Headline(_unjudged(study), _said(why, _failures(study)))
     best = _best(ended, study)
     after = seconds(best.run.evaluations[-1].seconds)
     title = f"{best.run.name} ended with the best {quality(study.record.metric)}: {number(best.final)} after {after}."
     return Headline(title, why)
+
+
+def _unjudged(study: Study) -> str:
+    """Why no run has a last quality; that of the untrained model is none."""
+    steps = [e.step for r in study.rows for e in r.run.evaluations]
+    if any(steps):
+        return f"No run ended with a usable {quality(study.record.metric)}."
+    return f"No run was evaluated {'after its start' if steps else 'on held-out data'}."
 
 
 def _why_no_target(study: Study) -> str:
