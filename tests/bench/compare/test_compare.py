@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.bench.compare.comparisons import of, run, steps
+from tests.bench.compare.comparisons import of, run, steps, trial
 
 from gossamer.bench import workloads
 from gossamer.bench.compare.control_group import new_group
@@ -166,6 +166,19 @@ def test_who_trains_alone_for_long_hears_that_another_rank_has_failed(gang2: Any
 def test_ranks_with_different_commands_or_data_are_told_so(gang2: Any) -> None:
     code, _ = run(gang2, {1: {"steps": 30}}, contenders={"a": "bf16"}, steps=20)
     assert code == "the ranks were started with different commands: steps is 20 on rank 0 and 30 on rank 1"
+
+
+def judged_otherwise(rank: int, size: int) -> str:
+    """Each rank by a metric of its own, as where only one host has sacrebleu."""
+    facts = {"contenders": {"a": "bf16"}, "workload": "ridge", "deadline": 30.0, "steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workloads.Ridge, "metric", f"metric {rank}")
+        return str(trial(rank, size, facts, {})[0])
+
+
+def test_ranks_that_judge_by_different_metrics_are_told_so(gang2: Any) -> None:
+    why = "the ranks judge by different metrics: the metric is 'metric 0' on rank 0 and 'metric 1' on rank 1"
+    assert gang2.run(judged_otherwise) == [why] * 2
 
 
 EVERY_RECIPE = [

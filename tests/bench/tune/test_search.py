@@ -124,6 +124,14 @@ def test_another_search_is_not_resumed(changes: dict[str, Any], says: str) -> No
         Search(asked(**changes)).resume(plain())
 
 
+def test_a_search_by_another_metric_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where sacrebleu has gone, or has come: qualities of the two would stand in one table."""
+    before = plain()
+    monkeypatch.setattr(workloads.Ridge, "metric", "BLEU")
+    with pytest.raises(TuningError, match="other metric: 'excess loss over the optimum', and now 'BLEU'"):
+        Search(asked()).resume(before)
+
+
 def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:
     tuning = done(asked(wishes=[SearchOverride.of("lr=1e3,2e3")], steps=40))
     for name in RECIPES:

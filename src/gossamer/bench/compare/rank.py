@@ -83,6 +83,8 @@ class RankLoop:
         told = {k: v for k, v in asdict(plan).items() if k != "checkpoint"}
         self.control.same("the ranks were started with different commands", told)
         self.control.same("the ranks have different data", {"the data's hash": workload.fingerprint()})
+        metric = workloads.find(plan.workload).metric  # sacrebleu may be on some hosts alone
+        self.control.same("the ranks judge by different metrics", {"the metric": metric})
         self._tell(events.Started(dist.get_world_size(), in_lab()))
         for name, kind in plan.contenders.items():
             self._add(name, kind, workload)

@@ -99,7 +99,7 @@ class Search:
 
     def resume(self, earlier: Tuning) -> None:
         """Take over the trials of an earlier search, which asked the same; only `trials` and `repeats` may have grown."""
-        for name in ("workload", "shards", "ranks", "steps", "budget", "seed", "contenders"):
+        for name in ("workload", "metric", "shards", "ranks", "steps", "budget", "seed", "contenders"):
             mine, theirs = getattr(self.tuning, name), getattr(earlier, name)
             if mine != theirs:
                 raise TuningError(
