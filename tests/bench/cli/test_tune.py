@@ -95,6 +95,15 @@ def test_with_quiet_nothing_is_said(say: Say) -> None:
     assert say("tune", "qsgd", *QUICK, "--trials", "1", "--out", "run", "--quiet") == (0, "", "")
 
 
+def test_a_record_that_cannot_be_written_ends_a_search_in_one_line(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.replace", denied)
+    code, _, err = say("tune", "qsgd", *QUICK, "--trials", "1", "--out", "run")
+    assert (code, err) == (1, "gossamer: run/record.json could not be written: Permission denied\n")
+
+
 def test_a_folder_of_another_command_is_no_search(say: Say, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text('{"written by": "gossamer", "format": 2}')

@@ -15,7 +15,7 @@ from gossamer.bench.cli.compare import Quiet, Shards, Workload
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
-from gossamer.bench.cli.output import PAGE, RECORD, Force, hold, new_folder, run_folder
+from gossamer.bench.cli.output import PAGE, RECORD, Force, hold, new_folder, run_folder, writing
 from gossamer.bench.cli.run_output import command
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.rank_run import check
@@ -85,7 +85,8 @@ def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) ->
     """Run the search; return True if it was interrupted. Trials so far are kept and get a report."""
 
     def keep(tuning: Tuning, trial: Trial) -> None:
-        tuning.write(folder / RECORD)
+        with writing(folder / RECORD, "give another folder with --out"):
+            tuning.write(folder / RECORD)
         tell(tuning, trial)
 
     interrupted = False
@@ -93,8 +94,9 @@ def _run(search: Search, folder: Path, tell: Callable[[Tuning, Trial], None]) ->
         search.run(keep)
     except KeyboardInterrupt:
         interrupted = True
-    search.tuning.write(folder / RECORD)
-    write_html(search.tuning, folder / PAGE)
+    with writing(folder, "give another folder with --out"):
+        search.tuning.write(folder / RECORD)
+        write_html(search.tuning, folder / PAGE)
     return interrupted
 
 
