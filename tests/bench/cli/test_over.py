@@ -70,6 +70,19 @@ def test_a_report_takes_the_place_of_an_earlier_one_but_not_of_the_record(say: S
     assert Record.read(place / "run" / "record.json") == RECORD
 
 
+def test_output_that_does_not_fit_is_no_report_that_cannot_be_written(
+    say: Say, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table that is longer than what Python holds back, some is written while the command runs."""
+
+    def full(*told: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gossamer.bench.cli.report.print", full, raising=False)
+    with pytest.raises(OSError, match="No space"):  # for which the program has one line, that names the output
+        say("report", "run", "--markdown")
+
+
 def test_a_folder_means_the_report_in_it(say: Say, place: Path) -> None:
     (place / "link").symlink_to("run")
     assert say("report", "run", "--out", ".") == (0, "report.html\n", "")

@@ -34,17 +34,17 @@ def report(
         raise InputError("a search has one figure, which is on its page: leave out --figures")
     name = "report.md" if markdown else PAGE if len(sources) == 1 else TOGETHER
     page = out / name if out and os.path.isdir(out) else out or sources[0].with_name(name)
+    text = "" if not markdown else tuned.write_markdown(found) if isinstance(found, Tuning) else write_markdown(found)
     with writing(page):
-        if not markdown:
+        if markdown and out:
+            files.write(page, AUTHOR + text, MARKDOWN, force)
+        elif not markdown:
             tuned.write_html(found, page, force) if isinstance(found, Tuning) else write_html(found, page, force)
-        else:
-            text = tuned.write_markdown(found) if isinstance(found, Tuning) else write_markdown(found)
-            files.write(page, AUTHOR + text, MARKDOWN, force) if out else print(text)
-        if out or not markdown:
-            print(page)
-        if figures is not None and isinstance(found, Record):
+    print(page if out or not markdown else text)
+    if figures is not None and isinstance(found, Record):
+        with writing(figures):
             write_figures(found, figures, force=force)
-            print(figures)
+        print(figures)
 
 
 def _together(sources: list[Path]) -> Record:
