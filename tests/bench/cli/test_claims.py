@@ -77,6 +77,21 @@ def test_what_has_its_verdict_is_shown_and_not_run_again(say: Say) -> None:
     assert "Verdict: **not**" in Path("pages/ef21.md").read_text()
 
 
+def test_verdicts_that_are_confirmed_are_told_as_json_too(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    judged(folder / "ef21.json")
+    monkeypatch.setattr(claims, "confirm", lambda claim, known, tell: [])
+    code, out, _ = say("claims", "ef21", "--confirm", "--json")
+    assert (code, json.loads(out)["statements"][0]["verdict"]) == (0, "not")
+
+
+@pytest.mark.parametrize("more", [("ef21",), ("--json",), ("ef21", "--confirm")])
+def test_pages_run_no_claim(say: Say, more: tuple[str, ...]) -> None:
+    code, out, err = say("claims", *more, "--pages", "pages")
+    assert (code, out, "runs no claim" in err, Path("pages").exists()) == (2, "", True, False)
+
+
 def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_stale(say: Say) -> None:
     folder = Path("runs/claims")
     folder.mkdir(parents=True)

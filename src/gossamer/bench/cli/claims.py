@@ -58,13 +58,15 @@ def claims(
     """
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
     if pages is not None:
+        if name is not None or short or new_plan or again or as_json:
+            raise InputError("--pages writes the pages of all records, and runs no claim: give only --records beside it")
         _write_pages(folder, pages)
     elif name is None and (short or new_plan or again):
         raise InputError("--quick, --new-plan and --confirm are of one claim: name it; 'gossamer claims' lists them")
     elif name is None:
         _list(folder, as_json)
     elif again:
-        _confirm(find(name), folder / f"{name}.json")
+        _confirm(find(name), folder / f"{name}.json", as_json)
     elif short:
         runs = quick(find(name), lambda run, left: None if as_json else _told(run, left))
         if as_json:
@@ -87,7 +89,7 @@ def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None
     out.print(f"\nrecord: {path}", markup=False, soft_wrap=True)
 
 
-def _confirm(claim: PaperClaim, path: Path) -> None:
+def _confirm(claim: PaperClaim, path: Path, as_json: bool) -> None:
     known = begun(claim, path)
     if not known.done:
         raise InputError(f"{claim.name} has no verdicts that could be confirmed; run 'gossamer claims {claim.name}'")
@@ -95,6 +97,9 @@ def _confirm(claim: PaperClaim, path: Path) -> None:
     if others:
         raise FailedError(f"{claim.name} stays stale, since these runs come out otherwise now: {', '.join(others)}")
     _keep(known, path)
+    if as_json:
+        print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
+        return
     console().print(
         f"{claim.name}: all runs of seed {min(known.seeds)} came out the same; the verdicts stand", markup=False
     )
