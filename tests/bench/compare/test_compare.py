@@ -94,6 +94,22 @@ def test_what_was_spoilt_and_by_whom_is_told_and_outlives_an_interruption(gang2:
     assert [(e["skipped_steps"], e["by"]) for e in of(rest, "spoilt")] == [(2, {"0": 1, "1": 3})]
 
 
+def aged(rank: int, size: int, facts: dict[str, Any]) -> tuple[int | str, list[dict[str, Any]]]:
+    """A communicator to which a model comes at each step, that is one step old."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Communicator, "staleness", property(lambda self: {1: self.step}), raising=False)
+        return trial(rank, size, facts, {})
+
+
+def test_how_old_models_were_outlives_an_interruption(gang2: Any, tmp_path: Path) -> None:
+    facts = {"contenders": {"x": "bf16"}, "workload": "ridge", "deadline": 30.0, "chunk": 2}
+    facts |= {"checkpoint": str(tmp_path)}
+    _, events = gang2.run(aged, {**facts, "steps": 6})[0]
+    assert [e["ages"] for e in of(events, "staleness")] == [{"1": 2}, {"1": 4}, {"1": 6}]
+    _, rest = run(gang2, **{**facts, "steps": 8, "resume": True})
+    assert [e["ages"] for e in of(rest, "staleness")] == [{"1": 6}]
+
+
 def test_a_contender_that_cannot_be_attached_is_out_and_the_others_go_on(gang2: Any) -> None:
     contenders = {"broken": "no_such_part()", "fine": "bf16", "off": "scatter(qsgd()) + gossip()"}
     code, events = run(gang2, contenders=contenders, steps=4, chunk=2)

@@ -192,8 +192,7 @@ class RankLoop:
         if spoilt.skipped_steps or spoilt.dropped_rounds:
             self._tell(spoilt, run.name)
         self._judge(run)
-        ages: dict[int, int] = getattr(comm, "staleness", {})
-        if ages:
+        if ages := run.ages():
             self._tell(events.ModelAges({str(age): n for age, n in ages.items()}), run.name)
         if comm is not None:
             self._tell(events.ResidualNorm(run.steps_done, comm.metrics()["residual_norm"]), run.name)

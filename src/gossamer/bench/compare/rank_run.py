@@ -69,7 +69,8 @@ class RankRun:
             self.comm = self._attach(plan)
         # The handshake and the first broadcast are not training; a run that goes on has sent something before.
         self._before = Totals.of(self.comm.ledger) if self.comm else Totals()
-        self._spoilt_before = Counter[str]()  # in an earlier part of the run, where the communicator does not count it
+        # In an earlier part of the run, where the communicator does not count it.
+        self._spoilt_before, self._ages_before = Counter[str](), Counter[int]()
 
     def _attach(self, plan: ComparePlan) -> Communicator:
         schedule = Recipe.of(self.kind).schedule
@@ -205,6 +206,13 @@ class RankRun:
         by = {name: n for name, n in counts.items() if name.isdigit()}
         return SpoiltCounts(counts["skipped_steps"], counts["dropped_rounds"], by)
 
+    def ages(self) -> dict[int, int]:
+        """How often models arrived at each age in steps; empty where they arrive by schedule."""
+        return dict(sorted((self._count_ages() + self._ages_before).items()))
+
+    def _count_ages(self) -> Counter[int]:
+        return Counter(self.comm.staleness if self.comm else {})
+
     def _count_spoilt(self) -> Counter[str]:
         """Counts by the communicator: lost steps and rounds by kind, causes by rank."""
         if self.comm is None:
@@ -239,7 +247,7 @@ class RankRun:
             state |= {"errors": self.comm.worker.measurement.errors, "measured": self.comm.worker.measurement.last}
         totals = self.totals() or Totals()
         state |= {"sent": totals.between, "inside": totals.inside, "handed": totals.handed}
-        return state | {"spoilt": dict(self._count_spoilt() + self._spoilt_before)}
+        return state | {"spoilt": dict(self._count_spoilt() + self._spoilt_before), "ages": self.ages()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -252,6 +260,7 @@ class RankRun:
             self._before = Totals.of(self.comm.ledger).since(then)
             self.comm.worker.measurement.errors, self.comm.worker.measurement.last = state["errors"], state["measured"]
             self._spoilt_before = Counter(state["spoilt"]) - self._count_spoilt()
+            self._ages_before = Counter(state.get("ages", {})) - self._count_ages()
 
     def close(self) -> None:
         if self.comm is not None:
