@@ -62,6 +62,8 @@ def test_a_run_that_was_cut_off_before_it_was_judged_has_no_best_quality() -> No
         assert "Interrupted: " in detail
     diverged = [run("ddp", (100, math.nan)), run("qsgd", (20, math.nan))]
     assert headline(study_of(record(diverged))).title == "No run ended with a usable held-out loss."
+    beside_dense = headline(study_of(record([run("ddp", (100, 4.0)), diverged[1]])))
+    assert beside_dense.detail == "None ended with a usable held-out loss."
 
 
 def test_steps_of_several_seeds_say_whose_they_are() -> None:

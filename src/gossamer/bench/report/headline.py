@@ -112,7 +112,8 @@ def _saved(best: RunRow, base: RunRow) -> str:
 def _closest(base: RunRow, study: Study) -> str:
     ended = [r for r in study.others if r.final is not None]
     if not ended:
-        return "None was evaluated."
+        told = any(r.run.evaluations for r in study.others)
+        return f"None ended with a usable {quality(study.record.metric)}." if told else "None was evaluated."
     best = _best(ended, study)
     off = abs((best.final or 0.0) - (study.target or 0.0)) / (abs(study.target or 0.0) or 1.0)
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
