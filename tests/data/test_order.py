@@ -1,8 +1,10 @@
 """Orders: every sample once in an epoch, whoever is there, whatever is fetched ahead, and wherever a run goes on."""
 
+import pickle
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -423,3 +425,21 @@ def test_shards_of_other_files_are_another_order() -> None:
     state = Order(Shards({"a": 9, "b": 3}), 1, 2, Member(world, 0)).state_dict()
     with pytest.raises(CheckpointError, match=r"12 samples in 2 files .* and this one of 12 samples in 2 files"):
         Order(Shards({"a": 8, "b": 4}), 1, 2, Member(world, 0)).load_state_dict(state)
+
+
+def lines_of(path: str) -> Iterator[str]:
+    with open(path) as file:
+        yield from file
+
+
+def test_workers_open_their_own_files_where_some_are_open_already(tmp_path: Path) -> None:
+    """Of lines that fill many buffers: a forked worker would read on where another process is in the same file."""
+    path = tmp_path / "lines.txt"
+    lines = [f"line {number} of the file\n" for number in range(4000)]
+    path.write_text("".join(lines))
+    rows, asked = Rows(lines_of), [(str(path), number) for number in range(4000)]
+    assert rows[asked[0]] == lines[0]
+    loader = DataLoader(rows, sampler=asked, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert list(loader) == lines
+    assert rows[asked[-1]] == lines[-1]
+    assert pickle.loads(pickle.dumps(rows))[asked[7]] == lines[7]  # as for a worker that is spawned

@@ -1,5 +1,6 @@
 """Shards: samples in files that are read from front to back, such as tar, JSON lines or compressed text."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, final
@@ -95,10 +96,16 @@ class Rows(Dataset[Any]):
 
     def __init__(self, read: Callable[[str], Iterable[Any]], *, most: int = 64) -> None:
         self._read, self._most = read, most
-        self._open = dict[str, tuple[int, Iterator[Any]]]()
+        self._open, self._process = dict[str, tuple[int, Iterator[Any]]](), os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without its open files: a loader's worker opens its own."""
+        return {**vars(self), "_open": {}}
 
     def __getitem__(self, place: tuple[str, int]) -> Any:
         file, row = place
+        if self._process != os.getpid():  # forked: whoever reads on in a file moves its place for all who have it open
+            self._open, self._process = {}, os.getpid()
         at, samples = self._open.pop(file, (row + 1, iter(())))
         if row < at:
             at, samples = 0, iter(self._read(file))
