@@ -184,6 +184,17 @@ def test_a_slow_rank_is_one_of_those_that_a_launcher_has_started(say: Say, monke
     assert "there is no rank 3 among 2" in err
 
 
+@pytest.mark.parametrize("command", ["train bf16 --workload ridge", "compare ddp --script train.py"])
+def test_ranks_that_a_launcher_has_started_fill_their_hosts(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = say(*command.split(), "--per-host", "3")
+    assert (code, err) == (2, "gossamer: --per-host 3 does not divide the 4 ranks of the launcher\n")
+
+
 def test_compare_is_not_for_ranks_that_a_launcher_has_started(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -204,7 +204,8 @@ def check_compute(text: str | None) -> str:
 
 
 def _check_place(plan: ComparePlan, hosts: int, rate: str | None) -> None:
-    """Check workload, rate and --slow before a folder is made."""
+    """Check workload, hosts, rate and --slow before a folder is made."""
+    script.refuse_uneven_hosts(plan.per_host)
     get(plan.workload, seed=plan.seed, **plan.options)
     if rate is not None:
         parse_links(rate, hosts)

@@ -51,6 +51,12 @@ def refuse_arguments(ctx: typer.Context, folder: Path | None) -> None:
         )
 
 
+def refuse_uneven_hosts(per_host: int) -> None:
+    """Refuse ranks of a launcher that do not fill hosts: bytes of a host would be those of another number of ranks."""
+    if is_a_rank() and int(os.environ["WORLD_SIZE"]) % per_host:
+        raise InputError(f"--per-host {per_host} does not divide the {os.environ['WORLD_SIZE']} ranks of the launcher")
+
+
 def plan_of(ctx: typer.Context, script: Path, contenders: dict[str, str], folder: Path | None) -> ScriptPlan:
     """Check the script and the options, before anything is started."""
     for name, why in THEIRS.items():
@@ -75,6 +81,7 @@ def _check_for_ddp(kind: str) -> None:
 
 def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> NoReturn:
     """Start ranks here or in a lab, or take part as one that a launcher has started: then rank 0 keeps the record."""
+    refuse_uneven_hosts(plan.per_host)
     if rate is not None:
         parse_links(rate, hosts)
         if is_a_rank():
