@@ -28,6 +28,8 @@ def test_two_records_share_a_page_a_baseline_and_their_charts(tmp_path: Path, sa
     for name in ("ddp (200mbit)", "ddp (1gbit)", "qsgd (1gbit)", "gossamer compare fast"):
         assert name in page
     assert "Time vs ddp (200mbit)" in page
+    assert "severity" in render(slow)
+    assert "severity" not in page  # each network has its own
     assert "Those of one record started from the same model" in page
     code, _, err = say("report", str(tmp_path / "slow"), str(tmp_path / "slow"), "--markdown")
     assert code == 0, err

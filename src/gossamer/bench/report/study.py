@@ -87,11 +87,11 @@ class Study:
     def severity(self) -> float | None:
         """Seconds to send the model once over a host's link, the slowest, over those of a step's computing.
 
-        None where nobody said how long it computed.
+        None where nobody said how long it computed, and of several records, whose networks differ.
         """
         alone = [r.step for r in self.rows if r.run.alone and r.step]
         computed = alone or [r.compute for r in self.rows if r.compute and not r.cut]
-        if not computed or not self.record.parameters:
+        if not computed or not self.record.parameters or self.record.together > 1:
             return None
         try:
             slowest = min(quantities.rate(way) for way in re.split("[,/]", re.sub(r"\d+:", "", self.record.rate)))
