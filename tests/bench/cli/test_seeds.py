@@ -60,6 +60,24 @@ def test_a_seed_that_was_interrupted_ends_it_and_does_not_count(launched: Launch
     assert "seeds 0 and 1" in (tmp_path / "x" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(("args", "code"), [((), 130), ((15,), 143)])
+def test_an_interrupt_between_two_seeds_keeps_those_that_are_over(
+    launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[int, ...], code: int
+) -> None:
+    first = command.launch
+
+    def launch(*given: Any) -> Any:
+        if launched:
+            raise KeyboardInterrupt(*args)
+        return first(*given)
+
+    monkeypatch.setattr(command, "launch", launch)
+    assert compare(tmp_path / "x", "--seeds", "3") == code
+    kept = Record.read(tmp_path / "x" / "record.json")
+    assert (list(kept.trials), [run.status for run in kept.runs]) == ([0], ["ok", "ok"])
+    assert (tmp_path / "x" / "report.html").exists()
+
+
 def test_no_seed_is_no_comparison(launched: Launched, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare(tmp_path / "x", "--seeds", "0") == 2
     assert (launched, (tmp_path / "x").exists()) == ([], False)

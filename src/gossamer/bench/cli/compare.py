@@ -229,10 +229,16 @@ def _run(plan: ComparePlan, hosts: int, rate: str | None, output: RunOutput, see
     record, code = None, 0
     for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
         one = replace(plan, seed=seed)
-        with output.shown(one) as show:
-            if seeds > 1:
-                show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
-            made, ended = launch(one, hosts, rate, command(), show, output.record, record)
+        try:
+            with output.shown(one) as show:
+                if seeds > 1:
+                    show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
+                made, ended = launch(one, hosts, rate, command(), show, output.record, record)
+        except KeyboardInterrupt as stop:  # between two seeds: those that are over keep their record and their report
+            if record is None:
+                raise
+            code = 128 + int(stop.args[0] if stop.args else signal.SIGINT)
+            break
         record, code = record.with_again(made) if record else made, max(code, ended)
         if ended > 1:  # interrupted
             break
