@@ -12,8 +12,9 @@ import pytest
 import torch
 from tests.gang import Gang
 
+from gossamer.bench.compare import script_launch
 from gossamer.bench.compare.events import RankEvent, ScriptEnded, line_of
-from gossamer.bench.compare.script_events import ScriptEvents, judge
+from gossamer.bench.compare.script_events import LAST, ScriptEvents, judge
 from gossamer.bench.compare.script_launch import ScriptCompare, ScriptError
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.compare.script_rank import run as run_script
@@ -233,3 +234,13 @@ def test_a_run_that_fails_before_it_is_judged_does_not_take_the_others_quality_a
     assert [[e.quality for e in run.evaluations] for run in runs] == [[0.75], [0.75], []]
     runs[2].status = "ok"  # it came to its end, and has told no quality: only training losses can be compared
     assert judge(runs, events, 5) == "training loss (mean over 5 steps)"
+
+
+def test_what_ranks_of_a_launcher_send_each_other_does_not_grow_with_what_a_script_prints() -> None:
+    event = line_of(RankEvent(Step(1, 0.1, 5.0, None))).strip()
+    lines = [f"line {number}" for number in range(99)]
+    program = f"print({lines[0]!r})\nprint({event!r})\nprint(*{lines[1:]!r}, sep=chr(10))"
+    heard = list[str]()
+    code, told = script_launch._beside([sys.executable, "-c", program], 0, heard.append)
+    assert (code, heard) == (0, [lines[0], event, *lines[1:]])
+    assert told == [event, *lines[-LAST:]]

@@ -6,6 +6,7 @@ import shlex
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from gossamer.bench.compare.launch import UNFINISHED, run_ranks
 from gossamer.bench.compare.local import HERE
 from gossamer.bench.compare.parent_death import PARENT
 from gossamer.bench.compare.rank_run import about
-from gossamer.bench.compare.script_events import ScriptEvents, judge
+from gossamer.bench.compare.script_events import LAST, ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
@@ -197,21 +198,24 @@ def _store_of_a_run(rank: int) -> Generator[int]:
 
 
 def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> tuple[int, list[str]]:
-    """Run one rank's script in a second process; return its exit code and all its lines."""
+    """Run one rank's script in a second process; return its exit code, its events, and the last of its other lines.
+
+    All ranks are sent them: of a script that prints much, all lines would be more than ranks send each other.
+    """
     place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
     environment = {**os.environ, **place, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     )
-    lines, cut = list[str](), LineSplitter()
+    said, other, cut = list[str](), deque[str](maxlen=LAST), LineSplitter()
     assert process.stdout is not None
     try:
         while data := os.read(process.stdout.fileno(), 1 << 16):
             for line in cut.feed(data):
-                lines.append(line)
+                (said if told.MARK in line else other).append(line)
                 on_line(line)
-        lines += cut.feed(b"")
-        return process.wait(), lines
+        other += cut.feed(b"")
+        return process.wait(), [*said, *other]
     finally:
         process.kill()
         process.wait()
