@@ -244,3 +244,20 @@ def test_what_ranks_of_a_launcher_send_each_other_does_not_grow_with_what_a_scri
     code, told = script_launch._beside([sys.executable, "-c", program], 0, heard.append)
     assert (code, heard) == (0, [lines[0], event, *lines[1:]])
     assert told == [event, *lines[-LAST:]]
+
+
+def test_what_was_judged_is_on_disk_while_a_script_trains(tmp_path: Path) -> None:
+    """Its command may be killed then, and the record is all that is left."""
+    plan, path = ScriptPlan("train.py", [], {"bf16": "bf16"}, 60.0), tmp_path / "record.json"
+    trial = ScriptCompare(plan, 1, None, "", lambda event: None, path)
+
+    def run(events: ScriptEvents) -> None:
+        for what in (Step(1, 0.1, 5.0, None), Evaluation(1, 0.2, None, 0.75)):
+            trial.journal.due = 0.0
+            events.line(0, line_of(RankEvent(what)))
+        raise KeyboardInterrupt
+
+    trial.follow(run)
+    kept = Record.read(path)
+    assert (kept.metric, [e.quality for e in kept.runs[0].evaluations]) == ("held-out loss", [0.75])
+    assert "its command was killed" in kept.runs[0].error

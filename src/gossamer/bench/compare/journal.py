@@ -1,5 +1,6 @@
 """Write the record to disk while a comparison runs, so that a killed command loses seconds only."""
 
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -16,14 +17,15 @@ class Journal:
         self.record, self.path, self.earlier = record, path, earlier  # runs of earlier seeds, which are kept
         self.due, self.trouble = 0.0, ""
 
-    def keep_up(self) -> str:
-        """Write the record if it is due; return why that failed, the first time, or an empty string.
+    def keep_up(self, prepare: Callable[[], object] = lambda: None) -> str:
+        """Write the record if it is due, after `prepare`; return why that failed, the first time, or an empty string.
 
         Nothing is written before the first step, since an earlier record may lie at the same path.
         """
         began = monotonic()
         if self.path is None or began < self.due or not self.record.has_begun:
             return ""
+        prepare()
         before, self.trouble = self.trouble, self._write(self.path)
         now = monotonic()
         self.due = now + max(PAUSE, (now - began) / SHARE)

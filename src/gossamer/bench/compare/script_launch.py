@@ -70,8 +70,11 @@ class ScriptCompare:
             number = int(stop.args[0] if stop.args else signal.SIGINT)
             self._interrupted(f"interrupted by {signal.Signals(number).name}")
             self.code = 128 + number
-        self.record.metric = judge(self.record.runs, self.events, self.plan.chunk)
+        self._judge()
         return self.record, self.code
+
+    def _judge(self) -> None:
+        self.record.metric = judge(self.record.runs, self.events, self.plan.chunk)
 
     def _one(self, name: str, kind: str, run: RunScript) -> None:
         mine = self.record.run(name)
@@ -130,7 +133,7 @@ class ScriptCompare:
 
     def _passed_on(self, event: RankEvent) -> None:
         self.show(event)
-        if why := self.journal.keep_up():
+        if why := self.journal.keep_up(self._judge):
             self.show(RankEvent(told.Note(f"the record cannot be written: {why}; it is tried again until the end")))
 
 
