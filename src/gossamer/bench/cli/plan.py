@@ -156,9 +156,9 @@ def plan_command(
         print(json.dumps(found._asdict(), indent=1)) if as_json else scaling_table(found, what, where)
         return
     found = _planned(what, where, _recipes(recipes), **options)
-    if page is not None:
-        _write_page(found, work, page)
     print(json.dumps(as_dict(found, sentences(found)), indent=1)) if as_json else table(found, sentences(found))
+    if page is not None:  # last: it takes minutes, and may not fit on the disk
+        _write_page(found, work, page)
 
 
 def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target: str | None) -> None:
