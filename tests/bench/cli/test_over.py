@@ -164,6 +164,29 @@ def test_a_run_goes_on_in_the_folder_of_an_older_version(say: Say, place: Path) 
     assert record.read_text().startswith('{"written by": "gossamer"')
 
 
+@pytest.mark.parametrize("words", [(), ("--json",), ("--out", "full")])
+def test_steps_that_were_measured_are_told_whatever_comes_after(
+    say: Say, place: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """An interrupt at the second rate, or a disk that is full after the first."""
+    rows = [StepRow("ddp", "unshaped", 4, 10.0, 9.0, 11.0, 1.0, 2.0, 0.1, 0.1, 3.0)]
+
+    def measure(*args: object) -> list[StepRow]:
+        if not rows:
+            raise KeyboardInterrupt
+        return [rows.pop()]
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gossamer.bench.cli.bench.measure_steps", measure)
+    monkeypatch.setattr("gossamer.bench.cli.bench._rates", lambda text, hosts: ["unshaped", "1gbit"])
+    monkeypatch.setattr("os.replace", full)
+    code, out, err = say("bench", "steps", "bf16", "--workload", "ridge", *words)
+    assert (code, "No space left" in err) == ((1, True) if "full" in words else (130, False))
+    assert ("10.0" if "--json" in words else "10 (9-11)") in out
+
+
 def test_measured_steps_are_not_written_over_a_strangers_file(
     say: Say, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,12 +145,15 @@ def steps(
     plan = ComparePlan(names, workload, chunk=chunk, per_host=per_host, imports=brought(), slow=slow or [])
     plan.compute = emulate
     rows: list[StepRow] = []
-    for rate in wanted:
-        print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
-        rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
-        if out is not None:  # results are written after each rate
-            _write(rows, out, force)
-    print(_as_json(rows) if as_json else as_markdown(rows))
+    try:
+        for rate in wanted:
+            print(f"{len(names)} runs, {ranks_on(hosts, per_host)}, {rate}", file=sys.stderr, flush=True)
+            rows += measure_steps(plan, turns, rate, hosts, progress.quiet)
+            if out is not None:  # results are written after each rate
+                _write(rows, out, force)
+    finally:  # an interrupt, or a full disk, does not take along what has been measured
+        if rows:
+            print(_as_json(rows) if as_json else as_markdown(rows))
     raise typer.Exit(int(any(r.error for r in rows)))
 
 
