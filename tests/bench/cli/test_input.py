@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,6 +225,27 @@ def test_a_run_that_could_not_go_on_leaves_the_record_of_the_earlier_one(
     assert Record.read(tmp_path / "x" / "record.json") == earlier
     assert say(*words)[0] == 1  # but one that begins anew
     assert Record.read(tmp_path / "x" / "record.json").runs == refused()[0].runs
+
+
+def test_a_resumed_run_keeps_the_commands_that_do_it_all_again(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(plan: Any, hosts: int, rate: Any, command: str, *more: Any) -> tuple[Record, int]:
+        record = some_record()
+        record.command, record.runs = command, [Run("qsgd", "qsgd", steps=[Step(1, 0.1, 2.0, 10)])]
+        return record, 0
+
+    monkeypatch.setattr("gossamer.bench.cli.compare.launch", launch)
+    words = ("train", "qsgd", "--workload", "ridge", "--out", "x")
+    assert say(*words)[0] == 0
+    (tmp_path / "x" / "checkpoint").mkdir()
+    (tmp_path / "x" / "checkpoint" / "step1-rank0.pt").touch()
+    for _ in range(2):
+        assert say(*words, "--resume")[0] == 0
+    first = "gossamer train qsgd --workload ridge --out x"
+    assert Record.read(tmp_path / "x" / "record.json").command == f"{first}\n{first} --resume"
+    assert say(*words)[0] == 0  # one that begins anew
+    assert Record.read(tmp_path / "x" / "record.json").command == first
 
 
 def test_results_that_cannot_be_written_are_shown_all_the_same(

@@ -22,6 +22,7 @@ from gossamer.bench.compare.rank_run import check
 from gossamer.bench.compare.stragglers import Straggler
 from gossamer.bench.lab import parse_links
 from gossamer.bench.lab.network import MOST_HOSTS
+from gossamer.bench.record import Record
 from gossamer.bench.workloads import get
 from gossamer.bench.workloads.computing import ComputeTime
 
@@ -226,6 +227,7 @@ def _run(plan: ComparePlan, hosts: int, rate: str | None, output: RunOutput, see
     # Fetch data here: hosts of a lab reach no network, and all ranks would fetch at once.
     get(plan.workload, seed=plan.seed, **plan.options).prepare()
     earlier = output.earlier() if plan.resume else None
+    told = _commands(earlier)
     record, code = None, 0
     for number, seed in enumerate(range(plan.seed, plan.seed + seeds), 1):
         one = replace(plan, seed=seed)
@@ -233,7 +235,7 @@ def _run(plan: ComparePlan, hosts: int, rate: str | None, output: RunOutput, see
             with output.shown(one) as show:
                 if seeds > 1:
                     show(RankEvent(Note(f"seed {seed}, {number} of {seeds}")))
-                made, ended = launch(one, hosts, rate, command(), show, output.record, record)
+                made, ended = launch(one, hosts, rate, told, show, output.record, record)
         except KeyboardInterrupt as stop:  # between two seeds: those that are over keep their record and their report
             if record is None:
                 raise
@@ -260,7 +262,13 @@ def _join(plan: ComparePlan, rate: str | None, output: RunOutput) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
         raise typer.Exit(join(plan, command(), _notes)[1])
     earlier = output.earlier() if plan.resume else None
-    output.conclude(*join(plan, command(), output.lines(plan), output.record), earlier)
+    output.conclude(*join(plan, _commands(earlier), output.lines(plan), output.record), earlier)
+
+
+def _commands(earlier: Record | None) -> str:
+    """This command; of a run that is resumed, below those that it takes to do it all again."""
+    before = earlier.command.splitlines() if earlier else []
+    return "\n".join(dict.fromkeys([*before, command()]))
 
 
 def _notes(event: RankEvent) -> None:
