@@ -124,6 +124,14 @@ def test_another_search_is_not_resumed(changes: dict[str, Any], says: str) -> No
         Search(asked(**changes)).resume(plain())
 
 
+def test_a_resumed_search_keeps_the_commands_that_do_it_all_again() -> None:
+    earlier = deepcopy(plain())
+    for earlier.command in ("gossamer tune topk", "gossamer tune topk\ngossamer tune topk --resume"):
+        search = Search(asked(), "gossamer tune topk --resume")
+        search.resume(earlier)
+        assert search.tuning.command == "gossamer tune topk\ngossamer tune topk --resume"
+
+
 def test_a_search_by_another_metric_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where sacrebleu has gone, or has come: qualities of the two would stand in one table."""
     before = plain()

@@ -111,6 +111,7 @@ class Search:
             if (len(mine) < len(theirs)) if isinstance(mine, list) else mine < theirs:
                 raise TuningError("the record there was asked for more trials or repeats: ask for as many, or more")
         self.tuning.trials, self.tuning.untrained = earlier.trials, earlier.untrained
+        self.tuning.command = "\n".join(dict.fromkeys([*earlier.command.splitlines(), self.tuning.command]))
         self.tuning.created, self.tuning.versions = earlier.created, {**earlier.versions, **self.tuning.versions}
 
     def run(self, tell: Tell) -> None:
