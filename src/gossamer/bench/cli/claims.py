@@ -59,7 +59,9 @@ def claims(
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
     if pages is not None:
         if name is not None or short or new_plan or again or as_json:
-            raise InputError("--pages writes the pages of all records, and runs no claim: give only --records beside it")
+            raise InputError(
+                "--pages writes the pages of all records, and runs no claim: give only --records beside it"
+            )
         _write_pages(folder, pages)
     elif name is None and (short or new_plan or again):
         raise InputError("--quick, --new-plan and --confirm are of one claim: name it; 'gossamer claims' lists them")
