@@ -146,7 +146,7 @@ def test_a_record_that_is_too_large_is_not_read(tmp_path: Path) -> None:
         (("train", "bf16", "--workload", "ridge", "--hosts", "1000000000"), "--hosts"),
         (("train", "bf16", "--workload", "ridge", "--seed", "1" + "0" * 99), "seed must be a whole number of 64"),
         (("tune", "bf16", "--workload", "ridge", "--seed", str(2**64)), "seed must be a whole number of 64 bits"),
-        (("train", "bf16", "--workload", "ridge", "--deadline", "nan"), "--deadline must be a finite number, not nan"),
+        (("train", "bf16", "--workload", "ridge", "--deadline", "inf"), "--deadline must be a finite number, not inf"),
         (("compare", "ddp", "--workload", "ridge", "--patience", "inf"), "--patience must be a finite number, not inf"),
         (("recipes", "bf16", "--hosts", "1000000000"), "--hosts"),
         (("recipes", "bf16", "--parameters", "100000000000000"), "--parameters"),
