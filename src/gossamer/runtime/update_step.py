@@ -1,6 +1,7 @@
 """The update step: from the agreed gradients to the optimizer step, the same in every integration."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +62,7 @@ class UpdateStep:
                 flat = self.outgoing(i, flat, 1.0)
             drafts.append(self._drafts.pop(i, None) or PendingState(bucket.states["update"]))
             mean, model = Bucket(flat, bucket.layout), Bucket(bucket.read(), bucket.layout)
-            with torch.autocast(self._worker.device.type, enabled=False):  # inside of which a loop may step
+            with without_autocast(self._worker.device):  # inside of which a loop may step
                 direction = update.direction(mean, model, drafts[-1], self._context(i))
             bucket.put_gradient(direction)
         return drafts
@@ -126,3 +127,8 @@ class UpdateStep:
         step()
         for draft in drafts:
             draft.commit()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    known = torch.amp.is_autocast_available(device.type)  # of "meta", on which models are only counted, it is not
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
