@@ -51,15 +51,15 @@ class DeviceMoment:
 
     def since(self, other: "DeviceMoment") -> float | None:
         """Seconds from another moment to this one; None until the device has reached this one. Does not wait."""
+        return self.seconds_since(other) if self._event is None or self._event.query() else None
+
+    def seconds_since(self, other: "DeviceMoment") -> float:
+        """Seconds from another moment to this one; waits until the device has reached this one."""
         if self._event is None or other._event is None:
             return self._time - other._time
-        return other._event.elapsed_time(self._event) / 1000 if self._event.query() else None
-
-    def reached(self) -> "DeviceMoment":
-        """Wait until the device has come so far."""
-        if self._event is not None and not self._event.query():
+        if not self._event.query():
             self._event.synchronize()
-        return self
+        return other._event.elapsed_time(self._event) / 1000
 
 
 def read_numbers(*tensors: Tensor) -> list[float]:

@@ -66,7 +66,7 @@ class _CallSpan(NamedTuple):
 
     def seconds(self) -> float:
         """Return the seconds per sample. A GPU works behind the host: it is waited for, and its own clock counts."""
-        took = self.ended.moment.reached().since(self.began.moment) or 0.0
+        took = self.ended.moment.seconds_since(self.began.moment)
         waited = self.ended.waited - self.began.waited
         return (took - waited) / (self.share * (self.ended.step - self.began.step))
 

@@ -63,7 +63,7 @@ def measured_on(device: torch.device) -> str:
 
 
 def _seconds(since: DeviceMoment, until: DeviceMoment) -> float:
-    return max(until.reached().since(since) or 0.0, 0.0)
+    return max(until.seconds_since(since), 0.0)
 
 
 def medians(steps: Sequence[StepMoments], names: Iterable[str]) -> dict[str, Any]:

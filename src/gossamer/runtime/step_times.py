@@ -244,8 +244,7 @@ def _finite_or_inf(loss: float) -> float:
 
 def _seconds(since: DeviceMoment | None, until: DeviceMoment) -> float:
     """Waits until the device has come so far."""
-    took = None if since is None else until.reached().since(since)
-    return NAN if took is None else took
+    return NAN if since is None else until.seconds_since(since)
 
 
 def _median(spans: Sequence[Span]) -> float:
