@@ -18,6 +18,7 @@ from gossamer.bench.lab.output import LineSplitter
 from gossamer.core.errors import PeerError, plainly
 
 HERE = "127.0.0.1"
+_ENDS = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else torch ends the others minutes after a rank of NCCL is lost
 GRACE = 3.0  # seconds for the other ranks to end by themselves after one has failed
 PATIENCE = 5.0  # seconds from SIGTERM to SIGKILL
 PAUSE = 0.1  # seconds between two checks which ranks still run
@@ -109,6 +110,12 @@ def _start(rank: int, size: int, port: int, command: Sequence[str]) -> Process:
         raise PeerError(f"rank {rank} of {size} could not be started: {error.strerror}") from None
 
 
+def beside_this_rank() -> dict[str, str]:
+    """Environment of a process that a launcher's rank starts beside itself; the launcher's store outlives it."""
+    here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
+    return os.environ | here | _ENDS
+
+
 def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     """Environment of one rank, as a launcher sets it. Variables of an outer launcher are removed."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TORCHELASTIC_")}
@@ -124,7 +131,7 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
         "MASTER_ADDR": HERE,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store exists already, so rank 0 opens none
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else torch ends the others minutes after a rank of NCCL is lost
+        **_ENDS,
         # Otherwise gloo listens on the address of the host's name.
         **({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}),
         PARENT: str(os.getpid()),

@@ -20,8 +20,7 @@ from gossamer.bench.compare.control_group import ControlGroup, meet
 from gossamer.bench.compare.events import OnEvent, RankEvent
 from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, run_ranks
-from gossamer.bench.compare.local import HERE
-from gossamer.bench.compare.parent_death import PARENT
+from gossamer.bench.compare.local import HERE, beside_this_rank
 from gossamer.bench.compare.rank_run import about
 from gossamer.bench.compare.script_events import LAST, ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptPlan
@@ -205,9 +204,7 @@ def _beside(command: list[str], port: int, on_line: Callable[[str], object]) -> 
 
     All ranks are sent them: of a script that prints much, all lines would be more than ranks send each other.
     """
-    place = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(port)}
-    ends = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else torch ends the others minutes after a rank of NCCL is lost
-    environment = {**os.environ, **place, **ends, "PYTHONUNBUFFERED": "1", PARENT: str(os.getpid())}
+    environment = beside_this_rank() | {"MASTER_PORT": str(port)}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment
     )

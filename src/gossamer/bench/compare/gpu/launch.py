@@ -1,14 +1,13 @@
 """Start ranks for a check and collect their output, however they end."""
 
 import json
-import os
 import subprocess
 from typing import NamedTuple, Protocol
 
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.bench.compare.gpu.check_spec import CheckSpec
-from gossamer.bench.compare.local import ending, run_here
-from gossamer.bench.compare.parent_death import PARENT, program
+from gossamer.bench.compare.local import beside_this_rank, ending, run_here
+from gossamer.bench.compare.parent_death import program
 
 STARTING = 180.0  # seconds that a process may need before its first subject and after its last
 MODULE = "gossamer.bench.compare.gpu.rank"
@@ -58,12 +57,10 @@ class JoinedRanks:
 
     def _part(self, spec: CheckSpec) -> Reply:
         """Run this rank's process; its store belongs to the launcher, so it outlives the process."""
-        here = {PARENT: str(os.getpid()), "TORCHELASTIC_USE_AGENT_STORE": "True", "PYTHONUNBUFFERED": "1"}
-        ends = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}  # else torch ends the others minutes after a rank of NCCL is lost
         try:
             done = subprocess.run(
                 _command(spec),
-                env=os.environ | here | ends,
+                env=beside_this_rank(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
