@@ -284,6 +284,13 @@ def test_what_a_controller_decides_is_told_at_the_step_where_it_does(gang2: Any)
     assert of(events, "decision", "c") == []
 
 
+def test_a_controller_that_goes_by_the_loss_is_told_it(gang2: Any) -> None:
+    contenders = {"a": "allreduce + local_sgd(4) + adacomm(4)"}
+    code, events = run(gang2, contenders=contenders, steps=12, chunk=4)
+    assert (code, of(events, "failed")) == (0, [])
+    assert len(steps(events, "a")) == 12
+
+
 def test_layer_errors_come_in_lines_that_a_pipe_does_not_cut(gang2: Any) -> None:
     import json
 

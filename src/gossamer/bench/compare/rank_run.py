@@ -162,6 +162,7 @@ class RankRun:
                 loss = self.workload.loss(self.model, self._batch()) / self.comm.accumulate
                 loss.backward()
                 total += float(loss.detach())
+        self.comm.log(loss=total)  # controllers may go by it
         self.optimizer.step()
         return total
 
