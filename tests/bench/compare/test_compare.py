@@ -291,6 +291,13 @@ def test_a_controller_that_goes_by_the_loss_is_told_it(gang2: Any) -> None:
     assert len(steps(events, "a")) == 12
 
 
+def test_what_a_controller_says_is_told_where_it_changes_nothing(gang2: Any) -> None:
+    _, events = run(gang2, contenders={"a": "auto(steps=4)"}, steps=4, chunk=2)
+    told = [e["text"] for e in of(events, "decision", "a")]
+    assert [text.partition(":")[0] for text in told] == ["auto begins", "auto"]
+    assert told[-1].startswith("auto: dense is kept: 4 steps are no more than ")
+
+
 def test_layer_errors_come_in_lines_that_a_pipe_does_not_cut(gang2: Any) -> None:
     import json
 

@@ -23,7 +23,6 @@ from gossamer.bench.workloads.emulated import emulated
 from gossamer.core import plugins
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.process_exit import exit_in_order
-from gossamer.runtime.recipe_changes import describe
 
 # Events that a resumed run must not lose.
 HISTORY = (Step, Evaluation, events.ResidualNorm, events.RecipeChange, events.SpoiltCounts, events.ModelAges)
@@ -175,17 +174,16 @@ class RankLoop:
 
     def _slice(self, run: RankRun, target: int) -> None:
         comm = run.comm
-        recipe = comm.recipe if comm else None
+        heard = len(comm.ledger.decisions) if comm else 0
 
         def told(step: Step) -> None:
-            nonlocal recipe
+            nonlocal heard
             self.control.expect_all()  # a slice may have many steps without a message: check for failures of other ranks
             self._tell(step, run.name)
-            if comm is None or recipe is None or comm.recipe == recipe:
-                return
-            text = describe(recipe, comm.recipe, len(comm.worker.params))
-            self._tell(events.RecipeChange(step.step, text), run.name)
-            recipe = comm.recipe
+            made = comm.ledger.decisions[heard:] if comm else []
+            for decision in made:
+                self._tell(events.RecipeChange(step.step, decision.decision), run.name)
+            heard += len(made)
 
         run.train_slice(target, self._limit(run.name), told)
         spoilt = run.spoilt()
