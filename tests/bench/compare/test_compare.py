@@ -237,7 +237,7 @@ def with_batch_norm(rank: int, size: int, kind: str) -> tuple[float, dict[str, t
     "kind",
     [
         *("terngrad", "sgp", "osgp", "slowmo", "overlap_local_sgd", "backup(backups=0)", "ddp", "ddp-postlocal"),
-        *("decoupled_diloco(2)", "allreduce + by_speed(local_sgd(2))"),
+        *("decoupled_diloco(2)", "allreduce + by_speed(local_sgd(2))", "auto(allow=('allreduce + local_sgd(2)',))"),
     ],
 )
 def test_a_model_with_batch_norm_trains_under_every_kind_of_schedule(gang2: Any, kind: str) -> None:

@@ -73,10 +73,12 @@ class RankRun:
         self._spoilt_before, self._ages_before = Counter[str](), Counter[int]()
 
     def _attach(self, plan: ComparePlan) -> Communicator:
-        schedule = Recipe.of(self.kind).schedule
-        # A schedule that averages parameters must say what happens to buffers; without a barrier they stay local.
-        alone = schedule.shape.mixes or schedule.shape.is_async
-        buffers = None if schedule.shape.averages_gradients else "local" if alone else "average"
+        recipe = Recipe.of(self.kind)
+        shapes = [one.schedule.shape for one in (recipe, *recipe.reached)]
+        # A schedule that averages parameters must say what happens to buffers, also one that a controller may put in
+        # force; without a barrier they stay local.
+        alone = any(shape.mixes or shape.is_async for shape in shapes)
+        buffers = None if all(shape.averages_gradients for shape in shapes) else "local" if alone else "average"
         comm = attach(
             self.model,
             self.optimizer,
