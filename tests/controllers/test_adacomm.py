@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from math import inf, nan
+from typing import Any
 
 import pytest
 from tests.gang import Gang
 from tests.integrations.loops import attached, data
 from tests.runtime.gym import bit_equal, make, parameters, pull, train
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.controllers import AdaComm
 from gossamer.core.bucket import State
@@ -74,12 +75,19 @@ def test_losses_that_differ_by_rank_make_one_length_and_rounds_end_where_it_says
 
 
 def telling(rank: int, size: int, how: str) -> str:
-    with attached(DENSE + "local_sgd(2) + adacomm(2)") as (model, optimizer, comm):
+    losses = list[Tensor]()
+
+    def report(step: int, metrics: dict[str, float]) -> dict[str, Tensor]:
+        return {"loss": losses[-1]}
+
+    options: dict[str, Any] = {"on_metrics": report, "metrics_every": 1} if how == "by on_metrics" else {}
+    with attached(DENSE + "local_sgd(2) + adacomm(2)", **options) as (model, optimizer, comm):
         try:
             for step in range(1, 5):
                 x, y = data(rank, step)
                 optimizer.zero_grad()
                 loss = (model(x) - y).square().mean()
+                losses.append(loss.detach())
                 loss.backward()
                 if how == "before":
                     comm.log(loss=loss)
@@ -99,7 +107,7 @@ def test_a_loop_that_does_not_tell_the_loss_is_told_so(gang2: Gang) -> None:
 
 
 @pytest.mark.gang
-@pytest.mark.parametrize("how", ["before", "after", "the older word"])
+@pytest.mark.parametrize("how", ["before", "after", "the older word", "by on_metrics"])
 def test_the_loss_is_told_by_log_before_a_step_or_after_it(gang2: Gang, how: str) -> None:
     first, second = gang2.run(telling, how)
     assert first == second

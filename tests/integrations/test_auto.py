@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -184,6 +185,28 @@ def test_it_chooses_around_ddp_and_as_its_hook(gang2: Gang, register: bool) -> N
     assert torch.equal(first.model, second.model)
     assert first.said == second.said
     assert len(first.said) >= 2
+
+
+def losses_told(rank: int, size: int) -> list[float]:
+    """The losses that auto has kept of a run under DDP's hook."""
+    model = DistributedDataParallel(small())
+    optimizer, hook = sgd(model), gossamer.ddp.register(model, "auto")
+    for step in range(1, 25):
+        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(100 * rank + step))
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        hook.log(loss=loss)
+    kept = hook.worker.controller.state["before"].tolist()
+    hook.close()
+    return kept
+
+
+def test_a_loss_that_is_logged_by_ddps_hook_is_heard(gang2: Gang) -> None:
+    first, second = gang2.run(losses_told)
+    assert any(map(isfinite, first))
+    assert repr(first) == repr(second)
 
 
 def refused(rank: int, size: int, recipe: str) -> str:

@@ -139,8 +139,6 @@ class Communicator(RunFacts):
         same place. Nothing is communicated.
         """
         self.meter.log(loss, held_out)
-        if loss is not None:
-            self.worker.loss = self.meter.logged["loss"]
 
     def loss(self, loss: Tensor | float) -> None:
         """Pass the loss to the controller only; older form of `log(loss=loss)`."""

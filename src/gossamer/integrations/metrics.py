@@ -97,6 +97,8 @@ class Meter:
             if isinstance(value, Tensor) and value.numel() != 1:
                 raise AttachError(f"log({name}=...) takes one number, got a tensor of shape {tuple(value.shape)}")
             self.logged[name] = kept(value)
+            if name == "loss":
+                self.worker.loss = self.logged[name]  # for controllers, which may go by it
             if self.overseer is not None:
                 self.overseer.told(name, float(self.logged[name]))
         if self.events is not None and held_out is not None:
