@@ -265,6 +265,23 @@ def test_a_run_that_resumes_keeps_its_choice() -> None:
     assert words(run) == []
 
 
+def test_a_run_that_resumes_still_notices_another_network() -> None:
+    """Latency was measured by the processes before it."""
+    ranks = make()
+    train(ranks, pulled, 100, FAST, alike)
+    again = resumed(ranks)
+    run = train(again, pulled, 250, SLOW, alike)
+    assert "auto measures again: other times" in words(run)
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
+
+
+def test_a_run_that_resumes_does_not_measure_again_because_computing_takes_longer() -> None:
+    ranks = make()
+    train(ranks, pulled, 100, SLOW, alike)
+    run = train(resumed(ranks), pulled, 300, SLOW, lambda rank, step: 1.5 * COMPUTING)
+    assert words(run) == []
+
+
 def test_in_a_world_of_another_size_it_measures_anew() -> None:
     ranks = make()
     train(ranks, pulled, 100, SLOW, alike)

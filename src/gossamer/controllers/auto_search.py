@@ -115,6 +115,7 @@ class AutoSearch:
         self.kept.write_all("costs", [number for cost in costs for number in cost])
         self.kept.write_all("place", self._place())
         self.kept.write("computing", seen.computing)
+        self.kept.write("latency", seen.latency)
         self.kept.write_all("ready", seen.ready)
         self.kept.write_all("sizes", self._sizes())
         self.kept.write_all("dense", [*seen.steps, seen.waiting])
@@ -264,6 +265,8 @@ class AutoSearch:
         costs = [CandidateCost(*numbers[i : i + WIDTH]) for i in range(0, len(numbers), WIDTH)]
         now, sizes = None if self.number == ON_DENSE else costs[self.number], self._sizes()
         usual = self.kept.number("computing")
+        if "latency" in self.kept:  # which a run that was resumed has not measured
+            seen = seen._replace(latency=self.kept.number("latency"))
         if now is not None and now.every:  # no average starts in backward, so that nothing was measured of it
             ready = ready_by_share(self.kept.all("ready"), [int(size) for size in self.kept.all("sizes")], sizes)
             seen = seen._replace(ready=[moment * seen.computing / usual for moment in ready])
