@@ -311,6 +311,17 @@ def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(computing: 
     assert equal(again)
 
 
+def test_a_trial_that_goes_on_in_another_world_is_not_compared_with_dense_steps_of_the_old_one() -> None:
+    ranks = make()
+    run = train(ranks, pulled, 9, SLOW, alike)
+    assert words(run)[-1] == "auto tries qsgd from step 5"
+    again = resumed(ranks, size=3)
+    run = train(again, pulled, 60, SLOW, alike)
+    assert words(run)[:2] == ["auto measures again: another world or machine", "auto tries dense from step 14"]
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
+    assert equal(again)
+
+
 def written(tmp_path: Path) -> tuple[str, list[Replica]]:
     ranks = make()
     run = train(ranks, pulled, CHOSEN, SLOW, alike)

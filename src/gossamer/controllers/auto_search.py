@@ -39,6 +39,7 @@ FAR = 1 - 1 / CLEARLY  # what a step is predicted to gain where dense is far slo
 FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those after it
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
 WIDTH = len(CandidateCost._fields)
+ELSEWHERE = "another world or machine"
 COST = 0.03  # of a run whose length is told, that trials may take more than dense
 
 
@@ -130,6 +131,8 @@ class AutoSearch:
 
     def _tried(self) -> int:
         """A trial has ended: the next one, or the choice."""
+        if self._place() != self.kept.all("place"):
+            return self._measure_anew(ELSEWHERE)
         seen = timing_of(_last(self.facts.times, TRIED), FEW if self.number == ON_DENSE else LEAST)
         if not seen.steps.known:
             return self._again()
@@ -237,7 +240,7 @@ class AutoSearch:
         if self.number != ON_DENSE and (reason := self._harm(times)):
             return self._bar(reason)
         if self.kept.all("place") and self._place() != self.kept.all("place"):
-            return self._measure_anew("another world or machine")
+            return self._measure_anew(ELSEWHERE)
         if not seen.steps.known or not self.kept.all("costs"):
             return self.number
         if seen.slow and "named" not in self.kept:
@@ -302,7 +305,7 @@ class AutoSearch:
 
     def _measure_anew(self, why: str) -> int:
         self.kept.count("tries")
-        self.kept.forget("phase", "looked")
+        self.kept.forget("phase", "looked", "again")
         self._window(ON_DENSE, QUICK - 1, QUICK)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
