@@ -322,6 +322,19 @@ def test_a_trial_that_goes_on_in_another_world_is_not_compared_with_dense_steps_
     assert equal(again)
 
 
+def test_a_candidate_that_was_measured_before_a_run_was_cut_off_is_measured_again() -> None:
+    """In step 5, of the 15 in which it measures here."""
+
+    def each(rank: int, step: int) -> float:
+        return 1.0
+
+    ranks = make("auto(allow=('qsgd', 'bf16', 'int8'))")
+    train(ranks, pulled, 6, SLOW, each)
+    again = resumed(ranks)
+    train(again, pulled, 94, SLOW, each)
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
+
+
 def written(tmp_path: Path) -> tuple[str, list[Replica]]:
     ranks = make()
     run = train(ranks, pulled, CHOSEN, SLOW, alike)

@@ -109,7 +109,9 @@ class AutoSearch:
             self.kept.write("looked", 1)
             self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
             return ON_DENSE
-        if not seen.steps.known or not any(map(isfinite, guesses[1:])):
+        found = [*map(isfinite, guesses[1:])]
+        lacks = not all(found) and "again" not in self.kept  # a run that was resumed has lost what was measured before
+        if not seen.steps.known or lacks or not any(found):
             return self._again()
         self.kept.write_all("before", mean_losses(times))
         self.kept.write_all("guesses", guesses)
