@@ -1,6 +1,7 @@
 """auto in the simulator, where time is virtual and exact."""
 
 import json
+import re
 from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
@@ -124,7 +125,9 @@ def test_a_gain_that_the_trial_does_not_show_is_refused() -> None:
     train(ranks, pulled, 4, Network(1e-4, 1e4), alike)  # the prediction says qsgd, and then there is nothing to gain
     run = train(ranks, pulled, 60, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
-    assert any(w.startswith("auto: dense is best here") and "(predicted " in w for w in words(run))
+    (said,) = (w for w in words(run) if w.startswith("auto: dense is best here") and "(predicted " in w)
+    waits, took = map(float, re.findall(r"it waits (\S+) ms of (\S+) ms;", said)[0])
+    assert waits < took
 
 
 def test_it_chooses_again_when_the_network_changes_and_never_too_soon() -> None:

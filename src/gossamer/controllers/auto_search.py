@@ -138,6 +138,8 @@ class AutoSearch:
         seen = timing_of(_last(self.facts.times, TRIED), FEW if self.number == ON_DENSE else LEAST)
         if not seen.steps.known:
             return self._again()
+        if self.number == ON_DENSE:
+            self.kept.write_all("dense", [*self.kept.all("dense")[:-1], seen.waiting])
         self.kept.write_all("before", self.kept.all("before") + mean_losses(_last(self.facts.times, TRIED)))
         self.kept.write_all("found", [*self.kept.all("found"), *seen.steps])
         trials = Trials(self.kept)
