@@ -433,6 +433,43 @@ def test_nodes_of_several_ranks_choose_among_recipes_in_two_levels() -> None:
     assert equal(ranks)
 
 
+WRITTEN = re.compile(r"; as '(.+)'\. Allowed")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("auto", "allreduce + switch_exchange(21, scatter(qsgd(bucket=128)))"),
+        ("auto + bucket(0.5)", "allreduce + switch_exchange(21, scatter(qsgd(bucket=128))) + bucket(0.5)"),
+        (
+            "auto + per_node(2)",
+            "nodes(allreduce(fp32()), 2) + switch_exchange(21, nodes(scatter(qsgd(bucket=128)), 2))",
+        ),
+    ],
+)
+def test_the_recipe_that_it_writes_puts_the_same_in_force_at_the_same_step(text: str, wanted: str) -> None:
+    """Also where a step was skipped before, as a loss scaler does at first."""
+
+    def overflows(model: nn.Module, rank: int, step: int) -> float:
+        loss = pulled(model, rank, step)
+        for p in model.parameters():
+            if step == 2 and rank == 1 and p.grad is not None:
+                p.grad.fill_(float("inf"))
+        return loss
+
+    ranks, network = make(text), Network(1e-4, 2e4, per_node=2 if "per_node" in text else 1, inside=1e9)
+    run = train(ranks, overflows, CHOSEN, network, alike)
+    word = words(run)[-1]
+    assert word.startswith("auto: qsgd from step 23: ")
+    (written,) = WRITTEN.findall(word)
+    assert written == wanted
+    same = make(written)
+    train(same, overflows, 21, network, alike)
+    assert exchange(same) == repr(Recipe.of(written).exchange)
+    train(same, overflows, 1, network, alike)
+    assert exchange(same) == exchange(ranks)
+
+
 def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
     ranks = make()
     train(ranks, pulled, CHOSEN, SLOW, alike)

@@ -186,6 +186,8 @@ class Auto(Controller):
             return recipe if name is None else self._put(recipe, name)
         options = self._options(recipe)
         search = AutoSearch(options, facts, state, lambda number: self._put(recipe, options.name_of(number)))
+        if not facts.finite:
+            search.kept.count("skipped")
         if "begun" not in state:
             if facts.finite:
                 search.begin()

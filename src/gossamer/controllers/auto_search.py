@@ -193,7 +193,10 @@ class AutoSearch:
             return ""
         memory = "" if one.memory == plain.memory else f", {one.memory}"
         schedule = "" if one.schedule == plain.schedule else f", schedule={one.schedule}"
-        return f"; as 'allreduce + switch_exchange({self.facts.step}, {one.exchange}{memory}{schedule})'"
+        made = self.facts.step - self.kept.whole("skipped")  # it counts no others
+        first = "allreduce" if plain.ranks_per_node == 1 else plain.exchange
+        size = "" if plain.bucket is None else f" + {plain.bucket}"
+        return f"; as '{first} + switch_exchange({made}, {one.exchange}{memory}{schedule}){size}'"
 
     def _may_follow(self, number: int) -> bool:
         """True if this may come in force next; else dense must, in which what is owed is paid."""
