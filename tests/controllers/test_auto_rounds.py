@@ -60,6 +60,12 @@ def test_rounds_that_the_user_names_are_tried_for_whole_rounds_and_left_again_on
         train(ranks, pulled, 1, FAST, alike)
 
 
+def test_rounds_are_watched_where_computing_takes_no_time() -> None:
+    ranks = make(f"auto(allow=('{ROUNDS}',))", 2)
+    train(ranks, pulled, 200, SLOW)
+    assert parts(ranks) == ("scatter(qsgd())", "local_sgd(8)", 0)
+
+
 def test_a_candidate_with_a_rule_is_chosen_and_its_rule_holds() -> None:
     ranks = replicas(f'auto(allow=("{TERNARY}",))', Predicts, sgd, 2)
     run = train(ranks, pulled, 40, SLOW, alike)

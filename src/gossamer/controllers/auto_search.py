@@ -279,7 +279,8 @@ class AutoSearch:
             seen = seen._replace(latency=self.kept.number("latency"))
         if now is not None and now.every:  # no average starts in backward, so that nothing was measured of it
             ready = ready_by_share(self.kept.all("ready"), [int(size) for size in self.kept.all("sizes")], sizes)
-            seen = seen._replace(ready=[moment * seen.computing / usual for moment in ready])
+            pace = seen.computing / usual if usual else 1.0
+            seen = seen._replace(ready=[moment * pace for moment in ready])
         late = max(seen.computing - usual, 0.0) if seen.slow else 0.0
         return predicted(seen, sizes, costs, now, late)
 
