@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
 from gossamer.controllers.auto import Auto
+from gossamer.controllers.auto_search import AutoOptions, AutoSearch
 from gossamer.core.bucket import Bucket, State
-from gossamer.core.contracts import Context
+from gossamer.core.contracts import CandidateCost, Context, Facts, RankTimes
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.programs import through
 from gossamer.core.verbs import Now, Program, Start, Verb
@@ -468,6 +469,27 @@ def test_the_recipe_that_it_writes_puts_the_same_in_force_at_the_same_step(text:
     assert exchange(same) == repr(Recipe.of(written).exchange)
     train(same, overflows, 1, network, alike)
     assert exchange(same) == exchange(ranks)
+
+
+def test_shards_of_unlike_lengths_predict_the_same() -> None:
+    """Where FSDP2 cuts rows that do not divide."""
+    lengths, found = [(3, 2), (1, 2)], list[list[float]]()
+    cost, unknown = CandidateCost(0.02, 0.25, 2.0), float("nan")
+    times = RankTimes(
+        [0.4] * 3, [0.3] * 3, [unknown] * 3, [0.1, 0.1], [0.2, 0.1], [cost], latency=0.001, error=unknown, machine=1.0
+    )
+
+    def over_shards(numbers: Sequence[float]) -> list[float]:
+        return [float(sum(each)) for each in zip(*lengths, strict=True)]
+
+    for mine in lengths:
+        blocks = [Bucket.of({f"p{i}": torch.zeros(n, dtype=torch.float32)}) for i, n in enumerate(mine)]
+        state: State = {}
+        facts = Facts(4, 0.1, blocks, times=[times], over_shards=over_shards, size=2)
+        options = AutoOptions(("qsgd",), [True], gain=0.1, steps=None, most=60)
+        AutoSearch(options, facts, state, lambda number: Recipe.of("allreduce" if number < 0 else "qsgd")).next()
+        found.append(state["guesses"].tolist())
+    assert found[0] == found[1]
 
 
 def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:

@@ -353,7 +353,9 @@ class AutoSearch:
         return [bool(each) for each in self.kept.all("barred")] or [False] * len(self.options.allow)
 
     def _sizes(self) -> list[int]:
-        return [block.layout.numel for block in self.facts.blocks]
+        """The elements of each block, of all shards together, so that all of them predict the same."""
+        own, over = [block.layout.numel for block in self.facts.blocks], self.facts.over_shards
+        return own if over is None else [int(size) for size in over(own)]
 
     def _place(self) -> list[float]:
         """The world and its machines."""
