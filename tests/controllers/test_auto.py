@@ -16,6 +16,7 @@ from gossamer.controllers.auto import Auto
 from gossamer.controllers.auto_search import AutoOptions, AutoSearch
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import CandidateCost, Context, Facts, RankTimes
+from gossamer.core.contracts.times import NUMBERS
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.programs import through
 from gossamer.core.verbs import Now, Program, Start, Verb
@@ -469,6 +470,37 @@ def test_the_recipe_that_it_writes_puts_the_same_in_force_at_the_same_step(text:
     assert exchange(same) == repr(Recipe.of(written).exchange)
     train(same, overflows, 1, network, alike)
     assert exchange(same) == exchange(ranks)
+
+
+class TwoShards:
+    """A replica of two ranks, of which this one is the first; the second shard of the first replica computes for long."""
+
+    index, size = 0, 2
+
+    def least(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return [2 * value for value in values]
+
+    def all(self, holds: bool) -> bool:
+        return holds
+
+    def told(self, facts: Any, label: str, step: int, lane: str = "comm") -> list[Any]:
+        rows = (len(facts[0]) - 3 * NUMBERS - NUMBERS - 2) // 3  # of three candidates and one block
+        return [facts, [[x + 2.0 * (i < rows) for i, x in enumerate(facts[0])], *facts[1:]]]
+
+    def open_lane(self, name: str) -> None: ...
+    def outlive(self, lost: object) -> None: ...
+    def close(self) -> None: ...
+
+
+def test_where_ranks_hold_shards_a_slow_one_is_named_by_its_place_among_all() -> None:
+    ranks = make(size=2)
+    for replica in ranks:
+        replica.worker.join_replica(TwoShards())
+    run = train(ranks, pulled, 20, FAST, alike)
+    assert "; rank 1 computes 2.1e+03 ms a step, the others 100 ms" in words(run)[-1]
 
 
 def test_shards_of_unlike_lengths_predict_the_same() -> None:

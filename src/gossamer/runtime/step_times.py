@@ -197,7 +197,8 @@ class StepTimes:
         told = worker.replica.told(ranks, LABEL, worker.step)
         self._ready.clear()
         self._sending.clear()
-        return [RankTimes.of(rank, due.rows, len(due.candidates)) for shard in told for rank in shard]
+        # In the order of ranks: those that hold one model together follow one another.
+        return [RankTimes.of(rank, due.rows, len(due.candidates)) for each in zip(*told, strict=True) for rank in each]
 
     def _own(self, due: TimesDue) -> RankTimes:
         known = [moments.measured() for moments in [*self._rows][-due.rows :]]
