@@ -73,6 +73,10 @@ def test_a_candidate_with_a_rule_is_chosen_and_its_rule_holds() -> None:
     assert equal(ranks)
     assert [c.names for c in ranks[0].worker.buckets] == [["head"], ["body"]]
     assert words(run)[-1].startswith(f"auto: {TERNARY} from step 14: ")
+    (change,) = {d.decision for d in run.ledger.decisions if d.step == 5} - {*words(run)}
+    assert change == (
+        """rule("name == 'head'", scatter(qsgd())), scatter(ternary(), answer=qsgd(bits=3)) for all others"""
+    )
 
 
 def test_rounds_may_follow_on_dense_first_steps_without_measuring() -> None:

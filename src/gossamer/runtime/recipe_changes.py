@@ -17,11 +17,13 @@ def describe(before: Recipe, now: Recipe, parameters: int) -> str:
     'allreduce(powersgd(rank=1)) for head.weight and layer.weight, allreduce(powersgd(rank=8)) for the other 76'
     >>> describe(mixed, mild, 78)
     'allreduce(powersgd(rank=8)) for all 78 parameters'
+    >>> describe(Recipe.of("allreduce"), Recipe.of("terngrad(last='qsgd')"), 78)
+    "rule('last', scatter(qsgd())), scatter(ternary(), answer=qsgd(bits=3)) for all others"
     """
     changed = [now.memory] if now.memory != before.memory else []
     changed += [now.schedule] if now.schedule != before.schedule else []
     said = [repr(part) for part in changed]
-    if (now.exchange, now.routes) != (before.exchange, before.routes):
+    if (now.exchange, now.routes, now.rules) != (before.exchange, before.routes, before.rules):
         said.insert(0, _ways(now, parameters))
     return "; ".join(said)
 
@@ -31,6 +33,8 @@ def _ways(recipe: Recipe, parameters: int) -> str:
     for name, exchange in recipe.routes.items():
         by.setdefault(repr(exchange), []).append(name)
     said = [f"{exchange} for {_names(names)}" for exchange, names in by.items()]
+    if recipe.rules:
+        return ", ".join([*map(repr, recipe.rules), *said, f"{recipe.exchange!r} for all others"])
     rest = parameters - len(recipe.routes)
     who = f"the other {rest}" if said else f"all {parameters} parameters"
     return ", ".join([*said, f"{recipe.exchange!r} for {who}"] if rest else said)
