@@ -74,6 +74,16 @@ def test_a_checkpoint_on_the_cpu_resumes(world: World, name: str) -> None:
         assert b.losses == a.losses[: len(b.losses)]
 
 
+CONTROLLED = ("allreduce(fp32()) + adascale()", "allreduce(fp32()) + noise_batch(4, warmup=1)")  # no preset has these
+
+
+@pytest.mark.parametrize("text", cases("test_what_a_controller_has_counted_resumes", CONTROLLED))
+def test_what_a_controller_has_counted_resumes(world: World, text: str) -> None:
+    straight, resumed = seen_of(world, plan_of(text)), world.run(plan_of(text, resumes=True))
+    for a, b in zip(straight, resumed, strict=True):
+        assert b.losses == a.losses[: len(b.losses)]
+
+
 THERE = (
     "fabrics/torch/staged.py",
     "schedules/pair_server.py",

@@ -71,8 +71,8 @@ def look(facts: Facts, state: State) -> Noise:
         return Noise(0.0, 1.0, 1.0)
     variance = (total - ranks * mean) / (ranks - 1)
     keep = max(1 - ranks / MEMORY, 0.0)
-    known = state.get("noise", torch.zeros(3, dtype=torch.float64))
-    new = torch.tensor([variance, mean - variance / ranks, 1.0], dtype=torch.float64)
+    known = state.get("noise", torch.zeros(3, dtype=torch.float64)).cpu()  # a checkpoint puts it beside the model
+    new = known.new_tensor([variance, mean - variance / ranks, 1.0])
     state["noise"] = known = keep * known + (1 - keep) * new
     var, sqr, weight = known.tolist()
     return Noise(max(var / weight, LEAST), max(sqr / weight, 0.0), ranks)

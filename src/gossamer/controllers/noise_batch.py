@@ -75,5 +75,5 @@ class NoiseBatch(NoiseController):
         if grown == recipe or seen < self.warmup or noise.scale <= self.hysteresis * noise.batches:
             return recipe
         state["seen"] = torch.tensor(0)
-        state["noise"] = state["noise"] * torch.tensor([1 / self.factor, 1.0, 1.0], dtype=torch.float64)
+        state["noise"] = state["noise"] * state["noise"].new_tensor([1 / self.factor, 1.0, 1.0])
         return grown
