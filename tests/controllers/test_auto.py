@@ -405,6 +405,11 @@ def test_bad_input_is_refused_when_the_recipe_is_made(text: str) -> None:
         Recipe.of(text)
 
 
+def test_candidates_that_differ_in_a_codec_or_a_mean_alone_are_all_looked_at_when_they_are_attached() -> None:
+    with pytest.raises(AttachError, match="needs at least 3"):
+        make("auto(allow=('gather(qsgd())', 'gather(qsgd(), mean=trimmed(1))'))", 2)
+
+
 def test_a_run_shorter_than_its_measuring_stays_dense_and_says_so() -> None:
     ranks = make("auto(steps=60)")
     run = train(ranks, pulled, 60, SLOW, alike)

@@ -236,7 +236,7 @@ class Worker:
     def _refuse_misfits(self) -> None:
         """Raise AttachError unless the recipe, and each kind of recipe that its controller may apply, fits this world."""
         sorts = {
-            (type(r.exchange), r.memory, type(r.schedule), r.rules): r
+            (repr(r.exchange), r.memory, type(r.schedule), r.rules): r
             for r in reversed([self.recipe, *self.recipe.reached])
         }
         for recipe in sorts.values():
