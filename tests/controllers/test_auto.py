@@ -21,6 +21,7 @@ from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.programs import through
 from gossamer.core.verbs import Now, Program, Start, Verb
 from gossamer.fabrics.links import Network
+from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, Trained, replicas, train
 
@@ -408,6 +409,13 @@ def test_bad_input_is_refused_when_the_recipe_is_made(text: str) -> None:
 def test_candidates_that_differ_in_a_codec_or_a_mean_alone_are_all_looked_at_when_they_are_attached() -> None:
     with pytest.raises(AttachError, match="needs at least 3"):
         make("auto(allow=('gather(qsgd())', 'gather(qsgd(), mean=trimmed(1))'))", 2)
+
+
+def test_a_candidate_that_no_gpu_takes_is_refused_on_one() -> None:
+    recipe = Recipe.of("""auto(allow=("gather(topk(index='rice')) + error_feedback()",))""")
+    refuse_lengths(recipe, torch.device("cpu"))
+    with pytest.raises(AttachError, match="writes messages whose length depends on their content"):
+        refuse_lengths(recipe, torch.device("cuda"))
 
 
 def test_a_run_shorter_than_its_measuring_stays_dense_and_says_so() -> None:

@@ -50,10 +50,12 @@ def refuse_devices(named: Mapping[str, Tensor], shared: Mapping[str, Tensor]) ->
 
 
 def refuse_lengths(recipe: Recipe, device: torch.device) -> None:
-    """Refuse codecs whose messages have no fixed length, on a GPU: the host would have to wait for each length."""
+    """Refuse codecs whose messages have no fixed length, on a GPU: the host would have to wait for each length. Those that a
+    controller may put in force count as well.
+    """
     if device.type != "cuda":
         return
-    for codec in codecs_in(recipe):
+    for codec in codecs_in([recipe, *recipe.reached]):
         if isinstance(codec, Codec) and codec.wire_bytes(Layout.of({"w": (1,)})) is None:
             raise AttachError(
                 f"{codec} writes messages whose length depends on their content, so the host would have to wait for {device} at "
