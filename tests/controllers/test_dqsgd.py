@@ -19,7 +19,7 @@ from gossamer.codecs import QSGD
 from gossamer.codecs.mixed import Mixed, levelled
 from gossamer.controllers.allocation import Demand, within_budget
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Facts
+from gossamer.core.contracts import ARREARS, Facts
 from gossamer.core.errors import RecipeError, WireError
 from gossamer.planning import bytes_per_step
 from gossamer.recipe import Recipe
@@ -175,6 +175,18 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(per: str) -> None:
         train(run, falling, 9)
     assert repr(ranks[0].worker.recipe) == repr(again[0].worker.recipe)
     assert bit_equal([*parameters(ranks), *parameters(again)])
+
+
+def test_what_owners_of_chunks_owe_is_paid_when_chunks_move() -> None:
+    """Also where no memory could take it."""
+    ranks = make(f"scatter(qsgd(bits=4), feedback=1.0) + dqsgd({STEPS}, bits=3.5, per='layer')", SIZE, Layers)
+    moved = 0
+    for _ in range(STEPS):
+        train(ranks, falling, 1)
+        states = [bucket.states for r in ranks for bucket in r.worker.buckets]
+        assert all("owed" in s["exchange"] or ARREARS in s["memory"] for s in states)
+        moved += any(ARREARS in s["memory"] for s in states)
+    assert moved
 
 
 def test_parameters_under_a_rule_are_left_alone() -> None:

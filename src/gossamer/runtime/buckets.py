@@ -8,8 +8,9 @@ from torch import Tensor
 
 from gossamer.codecs.mixed import levelled, mixed
 from gossamer.core.bucket import Bucket, Layout, State
-from gossamer.core.contracts import Exchange, Memory
+from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import AttachError
+from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
 from gossamer.runtime.optimizers import Optimizing
 from gossamer.runtime.params import Param, Sharded
@@ -168,21 +169,26 @@ def choose_codecs(recipe: Recipe, buckets: Sequence[BucketState], size: int) -> 
         shapes = {name: param.whole_shape for name, param in zip(bucket.names, bucket.params, strict=True)}
         exchange, layout = _exchange_and_layout(recipe, shapes, bucket.layout)
         if layout is not bucket.layout:
-            settle(bucket, size)
+            settle_or_owe(bucket, size)
         bucket.exchange, bucket.layout = exchange, layout
         bucket.shift = bucket.memory.follow(bucket.exchange.omega(bucket.layout, size))
 
 
-def settle(bucket: BucketState, size: int) -> None:
-    """Move the residuals of chunk owners into their memories, with weight 1/size, before chunks change owners."""
-    for key in bucket.exchange.owned(bucket.states["exchange"]):
-        bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), size)
+def settle_or_owe(bucket: BucketState, size: int) -> None:
+    """Move the residuals of chunk owners into their memories; where those keep none, the next average adds them."""
+    state, exchange = bucket.states["memory"], bucket.states["exchange"]
+    for key in bucket.exchange.owned(exchange):
+        owed = exchange.pop(key)
+        if not bucket.memory.inherit(state, owed, size):
+            state[ARREARS] = torch.add(state.get(ARREARS, torch.zeros_like(owed)), owed, alpha=size)
+        record_stream_use([owed])  # a comm thread made it, and it is released here
 
 
 def settle_owners(bucket: BucketState, size: int) -> None:
-    """Settle a bucket whose chunks had other owners until now."""
+    """Move the residuals of chunks that had other owners until now into the memory, with the weight of those owners."""
     if bucket.owned_by != size:
-        settle(bucket, bucket.owned_by)
+        for key in bucket.exchange.owned(bucket.states["exchange"]):
+            bucket.memory.inherit(bucket.states["memory"], bucket.states["exchange"].pop(key), bucket.owned_by)
         bucket.owned_by = size
 
 

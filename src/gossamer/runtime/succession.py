@@ -8,11 +8,11 @@ from torch import Tensor
 
 from gossamer.changes import begins_anew, crosses
 from gossamer.core.bucket import Bucket, Layout, State, entry_name
-from gossamer.core.contracts import ARREARS, Exchange, Memory
+from gossamer.core.contracts import Exchange, Memory
 from gossamer.core.errors import CheckpointError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.buckets import ROLES, BucketState
+from gossamer.runtime.buckets import ROLES, BucketState, settle_or_owe
 
 
 def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, size: int) -> list[BucketState]:
@@ -25,7 +25,7 @@ def hand_over(buckets: Sequence[BucketState], before: Recipe, after: Recipe, siz
     for bucket in pieces:
         exchange, memory = _way(bucket, 0, after)
         if memory != bucket.memory or type(exchange) is not type(bucket.exchange):
-            _settle(bucket, size)
+            settle_or_owe(bucket, size)
         state = bucket.states["memory"]
         if crosses(before.schedule, after.schedule):
             _replace(bucket, "memory", {})  # state learned from gradients does not apply to models
@@ -47,7 +47,7 @@ def _cut_up(bucket: BucketState, after: Recipe, size: int) -> list[BucketState]:
     ways = [_way(bucket, i, after) for i in range(len(bucket.params))]
     if len(set(ways)) == 1:
         return [bucket]
-    _settle(bucket, size)
+    settle_or_owe(bucket, size)
     held = {role: by_parameter(bucket.states[role], bucket) for role in ROLES}
     out = list[BucketState]()
     for way in dict.fromkeys(ways):
@@ -65,7 +65,7 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
     """Move each parameter's memory to its new bucket after a controller's change."""
     everything = dict[str, Tensor]()
     for bucket in old:
-        _settle(bucket, size)
+        settle_or_owe(bucket, size)
         for role in ROLES:
             for key, tensor in by_parameter(bucket.states[role], bucket).items():
                 everything[f"{role}/{key}"] = tensor
@@ -138,16 +138,6 @@ def _put_together(key: str, found: Mapping[str, Tensor], bucket: BucketState) ->
 def home(tensor: Tensor, bucket: BucketState) -> Tensor:
     """Copy a loaded tensor to where it is read: scalars to the host, others to the parameters' device."""
     return tensor.to(bucket.device if tensor.dim() else "cpu", copy=True)
-
-
-def _settle(bucket: BucketState, size: int) -> None:
-    """Move the residuals of chunk owners into their memories; where those keep none, the next average adds them."""
-    state, exchange = bucket.states["memory"], bucket.states["exchange"]
-    for key in bucket.exchange.owned(exchange):
-        owed = exchange.pop(key)
-        if not bucket.memory.inherit(state, owed, size):
-            state[ARREARS] = torch.add(state.get(ARREARS, torch.zeros_like(owed)), owed, alpha=size)
-        record_stream_use([owed])  # a comm thread made it, and it is released here
 
 
 def _replace(bucket: BucketState, role: str, state: State) -> None:
