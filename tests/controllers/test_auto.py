@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.checkpoints import state as checkpoints
+from gossamer.controllers import auto_search
 from gossamer.controllers.auto import Auto
+from gossamer.controllers.auto_choice import predicted
 from gossamer.controllers.auto_search import AutoOptions, AutoSearch
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import CandidateCost, Context, Facts, RankTimes
@@ -25,7 +27,8 @@ from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, Trained, replicas, train
 
-SLOW, FAST = Network(1e-4, 2e4), Network(1e-4, 1e8)  # four bytes of 1,056 numbers: dense takes .3 s, and nothing
+# Four bytes of 1,056 numbers: dense takes .3 s, .06 s, and nothing.
+SLOW, FASTER, FAST = Network(1e-4, 2e4), Network(1e-4, 1e5), Network(1e-4, 1e8)
 COMPUTING = 0.1
 CHOSEN = 60  # steps after which it has chosen
 
@@ -144,6 +147,21 @@ def test_it_chooses_again_when_the_network_changes_and_never_too_soon() -> None:
     train(ranks, pulled, 100, SLOW, alike)
     train(ranks, pulled, 250, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
+
+
+def test_what_was_in_force_is_tried_by_what_its_steps_took_and_not_by_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = make()
+    train(ranks, pulled, 300, SLOW, alike)
+
+    def too_much(*args: Any) -> list[float]:
+        dense, *candidates = predicted(*args)
+        return [dense, *(2 * seconds for seconds in candidates)]
+
+    monkeypatch.setattr(auto_search, "predicted", too_much)
+    run = train(ranks, pulled, 250, FASTER, alike)
+    assert "auto measures again: other times" in words(run)
+    assert "qsgd from step" in words(run)[-1]
+    assert exchange(ranks) == "scatter(qsgd(bucket=128))"
 
 
 def test_a_network_that_flickers_is_not_followed() -> None:

@@ -105,7 +105,8 @@ class AutoSearch:
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
         guesses = predicted(seen, self._sizes(), costs)
-        if is_quick and not order(guesses, max(FAR, options.gain), self._barred()):
+        hopes = self._as_seen(guesses)
+        if is_quick and not order(hopes, max(FAR, options.gain), self._barred()):
             self.kept.write("looked", 1)
             self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
             return ON_DENSE
@@ -122,7 +123,7 @@ class AutoSearch:
         self.kept.write_all("ready", seen.ready)
         self.kept.write_all("sizes", self._sizes())
         self.kept.write_all("dense", [*seen.steps, seen.waiting])
-        best = order(guesses, options.gain, self._barred())[:2]
+        best = order(hopes, options.gain, self._barred())[:2]
         if not best:
             return self._settle(ON_DENSE, seen.steps, say_dense(seen) + self._besides(seen))
         self.kept.write_all("best", best)
@@ -130,6 +131,13 @@ class AutoSearch:
         self.kept.write_all("found", [])
         self.kept.write("phase", 1)
         return self._turn_of(best[0])
+
+    def _as_seen(self, guesses: Sequence[float]) -> list[float]:
+        """The same, but of what was in force when measuring began anew what its steps took then, since that was no guess."""
+        if "left" not in self.kept:
+            return [*guesses]
+        number, middle = self.kept.all("left")
+        return [middle if i == number + 1 else guess for i, guess in enumerate(guesses)]
 
     def _tried(self) -> int:
         """A trial has ended: the next one, or the choice."""
@@ -220,7 +228,7 @@ class AutoSearch:
         return self._settle(ON_DENSE, WindowMedian(), word)
 
     def _settle(self, number: int, steps: WindowMedian, word: str) -> int:
-        self.kept.forget("again", "judged")
+        self.kept.forget("again", "judged", "left")
         self.kept.write("phase", 2)
         self.kept.write("expected", steps.middle)
         self.kept.write("since", self.facts.step)
@@ -259,7 +267,11 @@ class AutoSearch:
         off = self.kept.whole("off") + 1 if is_off else 0
         self.kept.write("off", off)
         rested = self.facts.step - self.kept.whole("since") >= REST and self.kept.whole("tries") < TRIES
-        return self._measure_anew("other times") if off >= 2 and rested else self.number
+        if off < 2 or not rested:
+            return self.number
+        if self.number != ON_DENSE:
+            self.kept.write_all("left", [self.number, seen.steps.middle])
+        return self._measure_anew("other times")
 
     def _is_another_network(self, seen: Timing, guesses: Sequence[float]) -> bool:
         """True if the step, or what dense would take now, is not what was measured when the choice was made.
