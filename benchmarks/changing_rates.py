@@ -30,6 +30,7 @@ from gossamer.bench.workloads.emulated import emulated
 FAST, SLOW = "1gbit", "50mbit"
 MARK = "changing rates: "
 BEFORE = 300  # steps before anything changes
+READY = 20.0  # seconds from its start after which a rank trains: loading takes longer the first time
 
 
 class Scenario(NamedTuple):
@@ -57,6 +58,7 @@ def train(steps: int, compute: str, sleeps: float) -> None:
     model = task.model()
     optimizer = task.optimizer(model)
     comm = gossamer.attach(model, optimizer, "auto")
+    time.sleep(max(READY - _seconds_since_start(), 0.0))
     ends, force = list[float](), list[str]()
     for step in range(1, steps + 1):
         force.append(repr(comm.recipe.exchange))
@@ -108,7 +110,7 @@ def main() -> int:
     parser.add_argument("scenario", choices=("falls", "flickers", "sleeps"))
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--compute", default="60ms")
-    parser.add_argument("--begin", type=float, default=28.0, help="seconds until the rate first changes")
+    parser.add_argument("--begin", type=float, default=45.0, help="seconds from the start of ranks until the rate first changes")
     parser.add_argument("--low", type=float, default=80.0, help="seconds until a rate that fell rises again")
     parser.add_argument("--turn", type=float, default=5.0, help="seconds of each rate that flickers")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
