@@ -253,6 +253,15 @@ def test_a_larger_error_than_the_tables_is_an_accident(monkeypatch: pytest.Monke
     assert exchange(ranks) == "allreduce(fp32())"
 
 
+def test_an_error_that_a_batchs_noise_hides_is_none_however_small_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gossamer.controllers import auto_table
+
+    monkeypatch.setitem(auto_table.ERRORS, "int8", 1e-4)
+    ranks = make("auto(allow=('int8',))")
+    train(ranks, pulled, 90, SLOW, alike)
+    assert exchange(ranks) == "scatter(int8())"
+
+
 def test_a_loss_that_rises_after_a_change_is_an_accident() -> None:
     def rising(model: nn.Module, rank: int, step: int) -> float:
         return pulled(model, rank, step) + (1.0 if step > 51 else 0.0)

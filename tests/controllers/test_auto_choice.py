@@ -1,13 +1,14 @@
 """What auto concludes from made-up numbers: all branches, and numbers that are none."""
 
 from itertools import product
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 
 import pytest
 
 from gossamer.controllers.auto_choice import (
     Timing,
     WindowMedian,
+    beyond_bytes,
     costs_of,
     differs,
     holds,
@@ -88,6 +89,21 @@ def test_one_block_that_waits_takes_the_candidates_work_latencies_and_share_of_b
     dense, other = predicted(seen(0.5, 0.1, [0.1], [0.39], 0.01), [100], [CandidateCost(0.02, 0.25, 2.0)])
     assert dense == pytest.approx(0.5)
     assert other == pytest.approx(0.1 + 0.02 + 2 * 0.01 + 0.25 * 0.38 + 0.01)  # and .01 that dense's step took besides
+
+
+@pytest.mark.parametrize("took", [0.2, 0.05])
+def test_an_average_that_all_ranks_tried_is_predicted_to_take_as_long_again(took: float) -> None:
+    now, tried = seen(0.5, 0.1, [0.1], [0.39], 0.01), CandidateCost(took, 0.25, 2.0)
+    (cost,) = beyond_bytes([tried], now, [100])
+    dense, other = predicted(now, [100], [cost])
+    assert (dense, other) == pytest.approx((0.5, 0.5 - 0.39 + took))
+    in_force = now._replace(sending=[took])  # and dense again from its steps
+    assert predicted(in_force, [100], [cost], cost)[0] == pytest.approx(0.5 - took + 0.39)
+
+
+def test_of_blocks_that_do_not_fit_a_tried_average_tells_nothing() -> None:
+    (cost,) = beyond_bytes([COST], seen(0.5, 0.1, [0.1], [0.39]), [100, 200])
+    assert isnan(cost.work)
 
 
 def test_what_hides_behind_computing_cannot_be_gained() -> None:

@@ -170,6 +170,7 @@ class Auto(Controller):
             times_blocks=step > until - UNDISTURBED * max(round_of(recipe.schedule), 1),
             measures_error=step == int(state.get("adopted", 0)) + 1 and int(state.get("choice", ON_DENSE)) != ON_DENSE,
             runs=runs,
+            sends="looked" in state,
             candidates=[self._put(recipe, name) for name in self.allow] if runs or step >= until else (),
         )
 

@@ -75,6 +75,17 @@ def costs_of(times: Sequence[RankTimes]) -> list[CandidateCost]:
     return [CandidateCost(*(max(map(_held, each)) for each in zip(*ranks))) for ranks in zip(*(r.costs for r in times))]
 
 
+def beyond_bytes(costs: Sequence[CandidateCost], seen: Timing, sizes: Sequence[int]) -> list[CandidateCost]:
+    """Costs of which `work` was the time of a whole average: what it took beyond latencies and its bytes' share of dense's transfer.
+
+    That is less than nothing where dense moves its bytes more slowly, as sums do over links that are as fast as memory.
+    """
+    if len(seen.sending) != len(sizes) or not sizes:
+        return [cost._replace(work=NAN) for cost in costs]
+    dense = seen.sending[max(range(len(sizes)), key=sizes.__getitem__)] - seen.latency
+    return [cost._replace(work=cost.work - cost.requests * seen.latency - cost.bytes * dense) for cost in costs]
+
+
 def _held(number: float) -> float:
     """Infinity for a number that is none, so that whatever rests on it is no good."""
     return number if isfinite(number) and number >= 0 else inf

@@ -11,6 +11,7 @@ from gossamer.controllers.auto_choice import (
     LEAST,
     Timing,
     WindowMedian,
+    beyond_bytes,
     costs_of,
     differs,
     holds,
@@ -40,6 +41,7 @@ FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those 
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
 WIDTH = len(CandidateCost._fields)
 ELSEWHERE = "another world or machine"
+HARMLESS = 0.1  # of a gradient's length, lost: a hundredth of its variance, which a batch's own noise hides
 COST = 0.03  # of a run whose length is told, that trials may take more than dense
 
 
@@ -104,6 +106,8 @@ class AutoSearch:
         schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
+        if not is_quick:
+            costs = beyond_bytes(costs, seen, self._sizes())
         guesses = predicted(seen, self._sizes(), costs)
         hopes = self._as_seen(guesses)
         if is_quick and not order(hopes, max(FAR, options.gain), self._barred()):
@@ -300,7 +304,7 @@ class AutoSearch:
         """Why what is in force should not be, if so."""
         name, error = self.options.name_of(self.number), max(rank.error for rank in times)
         known = ERRORS.get(name)
-        if known is not None and isfinite(error) and error > 2 * known:
+        if known is not None and isfinite(error) and error > max(2 * known, HARMLESS):
             return f"its compression error is {error:.3g}, and over twice the {known:.3g} of the table"
         if "judged" in self.kept:
             return ""

@@ -10,7 +10,7 @@ NUMBERS = 3  # that are measured of one candidate
 class CandidateCost(NamedTuple):
     """What a candidate's program costs on the largest block: seconds of processor, its bytes over dense's, and its requests.
 
-    All three are measured; `every` follows from the recipe.
+    All three are measured; `every` follows from the recipe. Where all ranks have averaged under it, `work` is the time of that.
     """
 
     work: float = NAN
@@ -20,15 +20,16 @@ class CandidateCost(NamedTuple):
 
 
 class TimesDue(NamedTuple):
-    """What a controller asks of a step: ranks exchange their last `rows` rows, each block is timed, candidates are run once.
+    """What a controller asks of a step: ranks exchange their last `rows` rows, each block is timed, candidates are run.
 
-    A row is a step, and under rounds of local steps the mean of a round's steps.
+    Candidates are run by each rank alone, and then, with `sends`, by all ranks together. A row is a step, and under rounds of local steps the mean of a round's steps.
     """
 
     rows: int = 0
     times_blocks: bool = False
     measures_error: bool = False
     runs: Sequence[int] = ()  # numbers of the candidates
+    sends: bool = False
     candidates: Sequence[Any] = ()  # recipes
 
 
