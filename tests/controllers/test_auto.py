@@ -153,8 +153,8 @@ def test_what_was_in_force_is_tried_by_what_its_steps_took_and_not_by_a_guess(mo
     ranks = make()
     train(ranks, pulled, 300, SLOW, alike)
 
-    def too_much(*args: Any) -> list[float]:
-        dense, *candidates = predicted(*args)
+    def too_much(*args: Any, **kwargs: Any) -> list[float]:
+        dense, *candidates = predicted(*args, **kwargs)
         return [dense, *(2 * seconds for seconds in candidates)]
 
     monkeypatch.setattr(auto_search, "predicted", too_much)

@@ -101,6 +101,16 @@ def test_an_average_that_all_ranks_tried_is_predicted_to_take_as_long_again(took
     assert predicted(in_force, [100], [cost], cost)[0] == pytest.approx(0.5 - took + 0.39)
 
 
+def test_a_candidate_that_cuts_more_blocks_hides_all_but_the_last() -> None:
+    """Gradients come from .1 to .3; two halves of .1 each leave at .2 and .3, one block of .2 at .3."""
+    now = seen(0.5, 0.3, [0.3], [0.2])
+    same = CandidateCost(0.0, 1.0, 1.0)
+    dense, whole, halves = predicted(now, [100], [same, same], cuts=[[100], [100], [50, 50]])
+    assert (dense, whole, halves) == pytest.approx((0.5, 0.5, 0.4))
+    under = seen(0.4, 0.3, [0.2, 0.3], [0.1, 0.1])  # and back, once it is in force
+    assert predicted(under, [50, 50], [same], same, cuts=[[100], [50, 50]]) == pytest.approx([0.5, 0.4])
+
+
 def test_of_blocks_that_do_not_fit_a_tried_average_tells_nothing() -> None:
     (cost,) = beyond_bytes([COST], seen(0.5, 0.1, [0.1], [0.39]), [100, 200])
     assert isnan(cost.work)

@@ -86,14 +86,3 @@ def window_of(schedule: Schedule, step: int, rows: int, steps: int) -> tuple[int
 def in_rounds(costs: Sequence[CandidateCost], schedules: Sequence[Schedule]) -> list[CandidateCost]:
     """Costs that were measured of one average each, with the steps between two of them."""
     return [cost._replace(every=float(round_of(one))) for cost, one in zip(costs, schedules, strict=True)]
-
-
-def ready_by_share(ready: Sequence[float], then: Sequence[int], now: Sequence[int]) -> list[float]:
-    """When the gradients of blocks of these sizes would be ready in backward, known of blocks of other sizes.
-
-    >>> ready_by_share([0.1, 0.2], then=[60, 40], now=[30, 30, 40])
-    [0.1, 0.1, 0.2]
-    """
-    ends = [sum(then[: i + 1]) / max(sum(then), 1) for i in range(len(then))]
-    places = [sum(now[: i + 1]) / max(sum(now), 1) for i in range(len(now))]
-    return [next((r for r, end in zip(ready, ends) if end >= place - 1e-9), ready[-1]) for place in places]

@@ -16,6 +16,7 @@ CLEARLY = 1.5  # times as long as another, so that few steps tell the two apart
 SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
 # A step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it.
 PAUSED = 3.0
+FORWARD = 1 / 3  # of a step's computing, after which gradients begin to come
 SURE = 0.9  # confidence of a median's interval
 NOISY = 2.0  # standard deviations by which a loss may lie above its trend
 
@@ -131,6 +132,7 @@ def predicted(
     costs: Sequence[CandidateCost],
     now: CandidateCost | None = None,
     late: float = 0.0,
+    cuts: Sequence[Sequence[int]] | None = None,
 ) -> list[float]:
     """Seconds a step, of dense and then of each candidate, from what was seen under `now` (None: under dense).
 
@@ -138,28 +140,63 @@ def predicted(
     candidate's share of bytes. Averages follow one another on the comm thread, each when its block is ready; the step goes on
     when the last is done. Under rounds of local steps they follow on a round's computing, once for all its steps. What the step
     takes besides was measured. `late` seconds of a slow rank's computing are left out.
+
+    `sizes` are those of the blocks that were seen, `cuts` those that there would be under dense and each candidate, if others.
     """
     if len(seen.ready) != len(sizes) or not sizes or not seen.steps.known:
         return [NAN] * (1 + len(costs))
-    under = now or DENSE
-    shares = [size / max(max(sizes), 1) for size in sizes]
+    under, cuts = now or DENSE, cuts or [sizes] * (1 + len(costs))
+    largest = max(*cuts[0], 1)  # of dense, on which candidates were run
+    shares = [size / largest for size in sizes]
     bare = [s - share * under.work - under.requests * seen.latency for s, share in zip(seen.sending, shares)]
     transfers = [max(seconds, 0.0) / max(under.bytes, 1e-9) for seconds in bare]
     ready, computing = [max(moment - late, 0.0) for moment in seen.ready], max(seen.computing - late, 0.0)
 
-    def end(cost: CandidateCost) -> float:
+    def end(cost: CandidateCost, cut: Sequence[int]) -> float:
         """When the last average is done, counted from the step's begin; of rounds of local steps, the mean of their steps."""
+        work = [size / largest * cost.work + cost.requests * seen.latency for size in cut]
+        moves = [cost.bytes * seconds for seconds in _by_share(transfers, sizes, cut)]
         if cost.every:
-            averages = [share * cost.work + cost.bytes * transfer for transfer, share in zip(transfers, shares)]
-            return computing + (sum(averages) + len(shares) * cost.requests * seen.latency) / cost.every
+            return computing + (sum(work) + sum(moves)) / cost.every
         clock = 0.0
-        for moment, transfer, share in zip(ready, transfers, shares):
-            clock = max(clock, moment) + share * cost.work + cost.requests * seen.latency + cost.bytes * transfer
+        for moment, working, moving in zip(ready_by_share(ready, sizes, cut), work, moves, strict=True):
+            clock = max(clock, moment) + working + moving
         return max(clock, computing)
 
-    besides = seen.steps.middle - late - end(under)
-    found = [end(cost) + besides for cost in (DENSE, *costs)]
+    besides = seen.steps.middle - late - end(under, sizes)
+    found = [end(cost, cut) + besides for cost, cut in zip((DENSE, *costs), cuts, strict=True)]
     return [seconds if isfinite(seconds) and seconds > 0 else NAN for seconds in found]
+
+
+def _by_share(seconds: Sequence[float], then: Sequence[int], now: Sequence[int]) -> list[float]:
+    """The time of each block, known of blocks of other sizes; the same where they are the same."""
+    if [*then] == [*now]:
+        return [*seconds]
+    return [sum(seconds) * size / max(sum(then), 1) for size in now]
+
+
+def ready_by_share(ready: Sequence[float], then: Sequence[int], now: Sequence[int]) -> list[float]:
+    """When the gradients of blocks of these sizes would be ready in backward, known of blocks of other sizes.
+
+    In between they come as evenly as elements do, and the first of them from a third of the time on, where backward begins.
+
+    >>> ready_by_share([0.3, 0.6], then=[60, 40], now=[60, 20, 20])
+    [0.3, 0.45, 0.6]
+    >>> ready_by_share([0.6], then=[100], now=[50, 50])
+    [0.4, 0.6]
+    """
+    if [*then] == [*now]:
+        return [*ready]
+    ends = [0.0, *(sum(then[: i + 1]) / max(sum(then), 1) for i in range(len(then)))]
+    moments = [FORWARD * ready[-1], *ready]
+    places = [sum(now[: i + 1]) / max(sum(now), 1) for i in range(len(now))]
+    return [_between(place, ends, moments) for place in places]
+
+
+def _between(place: float, ends: Sequence[float], moments: Sequence[float]) -> float:
+    i = next((i for i in range(1, len(ends)) if ends[i] >= place - 1e-9), len(ends) - 1)
+    part = (place - ends[i - 1]) / max(ends[i] - ends[i - 1], 1e-9)
+    return moments[i - 1] + min(part, 1.0) * (moments[i] - moments[i - 1])
 
 
 DENSE = CandidateCost(0.0, 1.0, 1.0)

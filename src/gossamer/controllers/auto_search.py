@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-from gossamer.controllers.auto_candidates import TRIED, in_rounds, ready_by_share, trial_of, window_of
+from gossamer.controllers.auto_candidates import TRIED, in_rounds, trial_of, window_of
 from gossamer.controllers.auto_choice import (
     CLEARLY,
     LEAST,
@@ -19,6 +19,7 @@ from gossamer.controllers.auto_choice import (
     mean_losses,
     order,
     predicted,
+    ready_by_share,
     rises,
     say_choice,
     say_dense,
@@ -108,7 +109,7 @@ class AutoSearch:
         costs = in_rounds(costs_of(times), schedules)
         if not is_quick:
             costs = beyond_bytes(costs, seen, self._sizes())
-        guesses = predicted(seen, self._sizes(), costs)
+        guesses = predicted(seen, self._sizes(), costs, cuts=self._cuts())
         hopes = self._as_seen(guesses)
         if is_quick and not order(hopes, max(FAR, options.gain), self._barred()):
             self.kept.write("looked", 1)
@@ -298,7 +299,7 @@ class AutoSearch:
             pace = seen.computing / usual if usual else 1.0
             seen = seen._replace(ready=[moment * pace for moment in ready])
         late = max(seen.computing - usual, 0.0) if seen.slow else 0.0
-        return predicted(seen, sizes, costs, now, late)
+        return predicted(seen, sizes, costs, now, late, self._cuts())
 
     def _harm(self, times: Sequence[RankTimes]) -> str:
         """Why what is in force should not be, if so."""
@@ -372,6 +373,13 @@ class AutoSearch:
         """The elements of each block, of all shards together, so that all of them predict the same."""
         own, over = [block.layout.numel for block in self.facts.blocks], self.facts.over_shards
         return own if over is None else [int(size) for size in over(own)]
+
+    def _cuts(self) -> list[list[int]]:
+        """The elements of each block under dense, and under each candidate: the more blocks, the sooner the first one leaves."""
+        count, under, sharded = 1 + len(self.options.allow), self.facts.sizes_under, self.facts.over_shards
+        if under is None or sharded is not None:  # shards may be cut at other places
+            return [self._sizes()] * count
+        return [under(self.recipe_of(number)) for number in range(ON_DENSE, count - 1)]
 
     def _place(self) -> list[float]:
         """The world and its machines."""

@@ -116,9 +116,15 @@ class ControllerRunner:
             over_shards=total,
             times=times,
             size=worker.size,
+            sizes_under=self._sizes_under,
             tell=([] if words is None else words).append,
         )
         return self._other(controller.decide(facts, worker.recipe, self.state if state is None else state))
+
+    def _sizes_under(self, recipe: Recipe) -> list[int]:
+        worker = self._worker
+        bound = recipe.bound({name: param.whole_shape for name, param in worker.params.items()})
+        return [each.layout.numel for each in build(bound, worker.params, worker.rate_groups(), worker.size)]
 
     def _other(self, decided: Recipe) -> Recipe | None:
         """What a controller decided, for this model; None if it is in force already."""
