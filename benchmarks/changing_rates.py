@@ -109,12 +109,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scenario", choices=("falls", "flickers", "sleeps"))
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--compute", default="60ms")
+    parser.add_argument("--compute", default="120ms")
     parser.add_argument(
-        "--begin", type=float, default=45.0, help="seconds from the start of ranks until the rate first changes"
+        "--begin", type=float, default=63.0, help="seconds from the start of ranks until the rate first changes"
     )
-    parser.add_argument("--low", type=float, default=80.0, help="seconds until a rate that fell rises again")
-    parser.add_argument("--turn", type=float, default=5.0, help="seconds of each rate that flickers")
+    parser.add_argument("--low", type=float, default=110.0, help="seconds until a rate that fell rises again")
+    parser.add_argument("--turn", type=float, default=7.0, help="seconds of each rate that flickers")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     scenario = {

@@ -26,9 +26,10 @@ class Auto(Controller):
     Steps 2 to 4 are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
     which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and take the
     candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted to take two thirds of dense's time,
-    dense is timed until step 15, and if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps
-    each, and after each of them dense does, if it was not 1.5 times slower before. A candidate comes in force if its median of the
-    slowest rank's steps is `gain` below dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
+    dense is timed until step 15, while ranks average the copy under each candidate, and if none is predicted to be `gain` faster,
+    it stays. Else the best two train for eight steps each, and after each of them dense does, if it was not 1.5 times slower
+    before. A candidate comes in force if its median of the slowest rank's steps is `gain` below dense's and the two intervals (of
+    90 %) part. All this takes 60 steps at most.
 
     Candidates may have rules, and rounds of local steps if their schedule is written out, as in "scatter(qsgd()) + local_sgd(8)":
     those train for five whole rounds.
@@ -38,7 +39,7 @@ class Auto(Controller):
     longer than the others is named, and nothing changes for it.
 
     It goes back to dense for good, with a warning, if averages are not finite more often than under dense, if the compression
-    error is over twice that of the table, or if the mean loss of 50 steps (`comm.log(loss=)`) lies above its trend before by
+    error is over twice that of the table and over .1, or if the mean loss of 50 steps (`comm.log(loss=)`) lies above its trend before by
     twice its noise. These catch accidents, not a slightly worse model: the list is what protects quality.
 
     `steps` is the length of the run, if known: trials end when they cost 3 % of it. `replay` is a ledger that
@@ -48,7 +49,8 @@ class Auto(Controller):
 
     Not for: runs of fewer than a few hundred steps; results that must be the same in every run, unless by `replay`.
 
-    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes thrice at six steps.
+    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes thrice at six steps. Where the
+    network is fast, three averages of the largest block under each candidate, once.
 
     >>> Auto(allow=("bf16", "qsgd"), gain=0.2)
     auto(allow=('bf16', 'qsgd'), gain=0.2)
