@@ -398,6 +398,15 @@ def test_a_model_is_attached_once_and_again_after_detach() -> None:
         assert hooks(model, optimizer) == 0
 
 
+def test_a_model_that_is_compiled_once_more_is_attached_already() -> None:
+    model = Awkward()
+    optimizer = sgd(model)
+    with gossamer.attach(torch.compile(model, backend="eager"), optimizer, "qsgd"):
+        for again in (model, torch.compile(model, backend="eager")):
+            with pytest.raises(AttachError, match=r"attached already; call detach\(\)"):
+                gossamer.attach(again, optimizer, "qsgd")
+
+
 class Complex(nn.Module):
     def __init__(self, dtype: torch.dtype, grad: bool) -> None:
         super().__init__()

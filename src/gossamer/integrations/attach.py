@@ -31,7 +31,7 @@ from gossamer.integrations.checks.wrappers import (
     warn_of_unstepped,
 )
 from gossamer.integrations.closures import refuse_searches
-from gossamer.integrations.communicator import Communicator, attached
+from gossamer.integrations.communicator import Communicator, is_attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.handover import Untrained
@@ -123,7 +123,7 @@ def attach(
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
-    if model in attached:  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
+    if is_attached(model):  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
         raise AttachError("the model is attached already; call detach() on its communicator first")
     if isinstance(process_group, Members):
         process_group.by_shard = False  # it may have joined the shards of an earlier model

@@ -13,6 +13,7 @@ from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
+from gossamer.integrations.checks.wrappers import uncompiled
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.joint_consensus import JointConsensus
 from gossamer.integrations.metrics import Told, kept
@@ -24,6 +25,11 @@ from gossamer.integrations.weights import Shares
 from gossamer.runtime import Heterogeneity, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
+
+
+def is_attached(model: nn.Module) -> bool:
+    """True also if another torch.compile of the model is attached."""
+    return any(uncompiled(each) is uncompiled(model) for each in attached)
 
 
 class Communicator(RunFacts):

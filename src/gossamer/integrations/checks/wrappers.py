@@ -32,6 +32,11 @@ def model_inside(model: nn.Module) -> nn.Module:
     return _inside(model, AROUND_MODELS)
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module inside of those that torch.compile has put around it."""
+    return _inside(model, {"OptimizedModule": "_orig_mod"})
+
+
 def optimizer_inside(optimizer: Any) -> Any:
     """Return the optimizer of torch that a trainer's wrapper steps. The wrapper itself cannot take hooks."""
     return _inside(optimizer, AROUND_OPTIMIZERS)
