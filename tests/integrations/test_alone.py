@@ -1,7 +1,9 @@
 """A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -396,6 +398,17 @@ def test_a_model_is_attached_once_and_again_after_detach() -> None:
         comm.detach()  # harmless
         gossamer.attach(model, optimizer, "slowmo(2)").detach()
         assert hooks(model, optimizer) == 0
+
+
+def test_a_model_that_has_the_communicators_no_sync_is_copied_and_saved_whole(tmp_path: Path) -> None:
+    with attached("qsgd") as (model, _, comm):
+        vars(model)["no_sync"] = comm.no_sync  # the line that other people's trainers need
+        torch.save(model, tmp_path / "model.pt")
+        for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+            with other.no_sync():
+                loss_of(other, 0, 1).backward()
+            assert same(flat(other), flat(model))
+            assert all(p.grad is None for p in model.parameters())
 
 
 def test_a_model_that_is_compiled_once_more_is_attached_already() -> None:
