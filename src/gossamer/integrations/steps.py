@@ -14,6 +14,7 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.checks.introspection import is_within_its_step
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
 from gossamer.integrations.checks.wrappers import refuse_capture
@@ -227,7 +228,7 @@ class StepLoop:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """Run before each `optimizer.step()`; return other arguments for the call, or None."""
-        if self.state is StepState.CATCHING_UP:
+        if self.state is StepState.CATCHING_UP or is_within_its_step(optimizer):
             return None
         if optimizer in self._done:  # the other optimizers have not stepped
             self.settle_skipped()
@@ -278,7 +279,7 @@ class StepLoop:
             refuse_untold(self.worker.recipe, optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.state in (StepState.CATCHING_UP, StepState.DROPPED):
+        if self.state in (StepState.CATCHING_UP, StepState.DROPPED) or is_within_its_step(optimizer):
             return
         self._turns[optimizer] += 1
         self._end_turn(optimizer, stepped=True)
