@@ -169,7 +169,9 @@ class StepLoop:
             self._note(StepEvent.END)
         if self._under_way is None:
             return
-        inside = arriving is not None
+        inside, averages = arriving is not None, self.averages_gradients
+        if inside and not averages:
+            return  # at the end of the pass: a round may end, and write to parameters that the pass still needs
         if self._done:
             self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
             self._finish(descended=any(self._done.values()), share=not inside)
@@ -179,7 +181,7 @@ class StepLoop:
             self.doubts.never_stepped(thrown_away)
             if not thrown_away:
                 self.refuse_to_add()
-        self._finish(descended=False, share=not inside, kept=not thrown_away)
+        self._finish(descended=False, share=not inside, kept=averages and not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
         """Note a gradient that arrives under `no_sync()` after averaging: the averages were thrown away, or are now mixed."""
