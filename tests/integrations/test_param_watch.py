@@ -97,6 +97,8 @@ def changed(rank: int, size: int, recipe: str, how: str) -> str:
         if how == "added":
             model.append(nn.Linear(7, 7))
             optimizer.add_param_group({"params": list(model[3].parameters())})
+        elif how == "added elsewhere":
+            optimizer.add_param_group({"params": list(nn.Linear(7, 7).parameters())})
         elif how == "replaced":
             model[2] = nn.Linear(9, 7)
         elif how == "removed":
@@ -122,6 +124,8 @@ def two_more(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> N
     ("recipe", "how", "words"),
     [
         ("qsgd", "added", "parameter '3.weight' was added"),
+        ("qsgd", "added elsewhere", "2 parameter(s) that are not in the model"),
+        ("local_sgd(3)", "added elsewhere", "2 parameter(s) that are not in the model"),
         ("qsgd", "replaced", "parameter '2.weight' was replaced"),
         ("local_sgd(3)", "removed", "parameter '2.weight' was removed"),
         ("local_sgd(3)", "assigned", "load_state_dict(assign=True)"),

@@ -27,7 +27,7 @@ from gossamer.integrations.checks.wrappers import (
     refuse_model,
     refuse_optimizers,
     refuse_strange,
-    stepped_by,
+    refuse_strangers,
     warn_of_unstepped,
 )
 from gossamer.integrations.closures import refuse_searches
@@ -273,11 +273,6 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
     if not any(p.numel() for p in named.values()):  # of a DTensor, the elements of all shards
         raise AttachError("all trainable parameters of the model have zero elements; there is nothing to train")
     refuse_strange(named, optimizers)
-    strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}
-    if strangers:
-        raise AttachError(
-            f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
-            "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
-        )
+    refuse_strangers(model, optimizers)
     warn_of_unstepped(named, optimizers, stacklevel=5)
     return named

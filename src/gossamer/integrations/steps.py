@@ -17,7 +17,7 @@ from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.introspection import is_within_its_step
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
-from gossamer.integrations.checks.wrappers import refuse_capture
+from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold
 from gossamer.integrations.handshake import compare
@@ -58,6 +58,7 @@ class StepLoop:
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
         self._turns = Counter[Optimizer]()  # number of steps of each optimizer
+        self._held = held_by(self.optimizers)
 
     def _note(self, event: StepEvent) -> None:
         self.state = after(self.state, event)
@@ -265,6 +266,9 @@ class StepLoop:
 
     def _check(self, optimizer: Optimizer) -> None:
         refuse_capture(self.worker.device)
+        if (held := held_by(self.optimizers)) != self._held:  # parameters were added since attach
+            refuse_strangers(self.model, self.optimizers)
+            self._held = held
         if self.averages_gradients and self._under_way is None and self.follow():
             self.average_late()  # all parameters with hooks are frozen now, so no backward was seen
         if self.averages_gradients and self._under_way is None:
