@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -508,3 +509,26 @@ def test_a_wrong_recipe_leaves_the_model_alone() -> None:
         gossamer.attach(model, optimizer, "terngard")
     assert hooks(model, optimizer) == 0
     gossamer.attach(model, optimizer, "terngrad").detach()
+
+
+class FindsItsRate(torch.optim.Optimizer):
+    """Has no learning rate, as transformers' Adafactor by default."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": None})
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad, alpha=0.05)
+
+
+def test_an_optimizer_may_have_no_learning_rate() -> None:
+    ends = list[torch.Tensor]()
+    for made in (lambda m: FindsItsRate(m.parameters()), lambda m: torch.optim.SGD(m.parameters(), lr=0.05)):
+        with attached("slowmo(2, beta=0.5)", nn.Linear(17, 7), made) as (model, optimizer, comm):
+            nn.init.constant_(model.weight, 0.1)
+            nn.init.zeros_(model.bias)
+            for _ in range(4):
+                small_step(model, optimizer, comm, 0)
+            ends.append(flat(model))
+    torch.testing.assert_close(*ends)

@@ -36,3 +36,8 @@ class Together:
 def members(optimizer: Optimizing) -> tuple[Any, ...]:
     """The combined optimizers, or the single one."""
     return optimizer.members if isinstance(optimizer, Together) else (optimizer,)
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A parameter group's learning rate; 1 where it is None, as of transformers' Adafactor, which finds its own."""
+    return 1.0 if group["lr"] is None else float(group["lr"])
