@@ -324,6 +324,22 @@ def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> No
     torch.testing.assert_close(*ends)
 
 
+def test_an_update_moves_what_the_second_of_two_optimizers_holds_under_a_loss_scale() -> None:
+    ends = list[torch.Tensor]()
+    for count in (1, 2):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(17, 7), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        held = [[*model.parameters()]] if count == 1 else [[model.weight], [model.bias]]
+        optimizers = [torch.optim.SGD(params, lr=0.01) for params in held]
+        with gossamer.attach(model, optimizers, "distributed_lion", scaler=scaler):
+            scaler.scale(loss_of(model, 0, 1)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+        ends.append(flat(model))
+    assert same(*ends)
+
+
 def test_a_step_that_is_left_out_in_its_midst_leaves_the_next_one_all_micro_batches() -> None:
     with attached("allreduce + every_step(micro_batches=3)") as (_, _, comm):
         with comm.accumulating():

@@ -19,7 +19,7 @@ from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
 from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
-from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold
+from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold, unscale_others
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.joining import Plan
 from gossamer.integrations.metrics import Meter
@@ -253,6 +253,8 @@ class StepLoop:
             self.begin()
         if self.before_step is not None:
             self.before_step()
+        if self.scaler is not None and self.worker.recipe.update is not None:
+            unscale_others(self.scaler, self.optimizers, optimizer)
         self.worker.redirect()
 
     def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
