@@ -17,7 +17,7 @@ from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
-from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
+from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_dtypes, refuse_lengths
 from gossamer.integrations.checks.elastic_checks import refuse_members
 from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.checks.wrappers import (
@@ -264,12 +264,7 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
     named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise AttachError("the model has no parameter that requires a gradient; there is nothing to train")
-    for name, p in named.items():
-        if not p.is_floating_point():
-            raise AttachError(
-                f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
-                "freeze it with requires_grad_(False), or store its real and imaginary parts as two parameters"
-            )
+    refuse_dtypes(named)
     if not any(p.numel() for p in named.values()):  # of a DTensor, the elements of all shards
         raise AttachError("all trainable parameters of the model have zero elements; there is nothing to train")
     refuse_strange(named, optimizers)

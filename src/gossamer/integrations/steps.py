@@ -14,10 +14,11 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.checks.devices import refuse_devices, refuse_dtypes
 from gossamer.integrations.checks.introspection import is_within_its_step
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
-from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers
+from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers, warn_of_unstepped
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold, unscale_others
 from gossamer.integrations.handshake import compare
@@ -210,6 +211,9 @@ class StepLoop:
         new = self._param_watch.unfrozen()
         if not new:
             return False
+        refuse_dtypes(new)
+        refuse_devices({name: param.parameter for name, param in self.worker.params.items()} | new, {})
+        warn_of_unstepped(new, self.optimizers)
         first = next(iter(new))
         if self.worker.recipe.schedule.shape.lane or self.worker.is_sending():
             raise AttachError(
