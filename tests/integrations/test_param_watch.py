@@ -193,3 +193,18 @@ def test_what_is_unfrozen_is_looked_at_as_what_is_attached(gang2: Gang, recipe: 
     for refused, said in gang2.run(thawed, recipe):
         assert "parameter 'phases' is torch.complex64" in refused
         assert [text for text in said if "no optimizer given to attach steps '0.weight' and 1 more" in text]
+
+
+def moved(rank: int, size: int, recipe: str) -> str:
+    with attached(recipe, network(frozen=False), decaying) as (model, optimizer, comm):
+        one_step(model, optimizer, rank, 1)
+        comm.fabric.device = torch.device("cuda", 0)  # as if it had been attached there
+        with pytest.raises(AttachError) as caught:
+            one_step(model, optimizer, rank, 2)
+        comm.fabric.device = torch.device("cpu")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "local_sgd(3)"])
+def test_a_model_that_is_moved_to_another_device_is_an_error_that_says_so(gang2: Gang, recipe: str) -> None:
+    assert all("was moved from cuda:0 to cpu after attach" in said for said in gang2.run(moved, recipe))

@@ -208,6 +208,10 @@ class StepLoop:
 
     def follow(self) -> bool:
         """Add unfrozen parameters to the run; False if there are none. Other changes to the model raise an error."""
+        if self.worker.device != self.fabric.device and self.fabric.size > 1:
+            raise AttachError(
+                f"the model was moved from {self.fabric.device} to {self.worker.device} after attach: detach(), and attach where it trains"
+            )
         new = self._param_watch.unfrozen()
         if not new:
             return False
