@@ -1,7 +1,10 @@
 """A world of one is plain training, bit for bit; what cannot be attached is refused with the reason."""
 
+import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -321,6 +324,22 @@ def test_a_fused_optimizer_does_not_divide_a_direction_by_the_loss_scale() -> No
     torch.testing.assert_close(*ends)
 
 
+def test_an_update_moves_what_the_second_of_two_optimizers_holds_under_a_loss_scale() -> None:
+    ends = list[torch.Tensor]()
+    for count in (1, 2):
+        torch.manual_seed(0)
+        model, scaler = nn.Linear(17, 7), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        held = [[*model.parameters()]] if count == 1 else [[model.weight], [model.bias]]
+        optimizers = [torch.optim.SGD(params, lr=0.01) for params in held]
+        with gossamer.attach(model, optimizers, "distributed_lion", scaler=scaler):
+            scaler.scale(loss_of(model, 0, 1)).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+        ends.append(flat(model))
+    assert same(*ends)
+
+
 def test_a_step_that_is_left_out_in_its_midst_leaves_the_next_one_all_micro_batches() -> None:
     with attached("allreduce + every_step(micro_batches=3)") as (_, _, comm):
         with comm.accumulating():
@@ -396,6 +415,26 @@ def test_a_model_is_attached_once_and_again_after_detach() -> None:
         comm.detach()  # harmless
         gossamer.attach(model, optimizer, "slowmo(2)").detach()
         assert hooks(model, optimizer) == 0
+
+
+def test_a_model_that_has_the_communicators_no_sync_is_copied_and_saved_whole(tmp_path: Path) -> None:
+    with attached("qsgd") as (model, _, comm):
+        vars(model)["no_sync"] = comm.no_sync  # the line that other people's trainers need
+        torch.save(model, tmp_path / "model.pt")
+        for other in (copy.deepcopy(model), torch.load(tmp_path / "model.pt", weights_only=False)):
+            with other.no_sync():
+                loss_of(other, 0, 1).backward()
+            assert same(flat(other), flat(model))
+            assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_model_that_is_compiled_once_more_is_attached_already() -> None:
+    model = Awkward()
+    optimizer = sgd(model)
+    with gossamer.attach(torch.compile(model, backend="eager"), optimizer, "qsgd"):
+        for again in (model, torch.compile(model, backend="eager")):
+            with pytest.raises(AttachError, match=r"attached already; call detach\(\)"):
+                gossamer.attach(again, optimizer, "qsgd")
 
 
 class Complex(nn.Module):
@@ -486,3 +525,26 @@ def test_a_wrong_recipe_leaves_the_model_alone() -> None:
         gossamer.attach(model, optimizer, "terngard")
     assert hooks(model, optimizer) == 0
     gossamer.attach(model, optimizer, "terngrad").detach()
+
+
+class FindsItsRate(torch.optim.Optimizer):
+    """Has no learning rate, as transformers' Adafactor by default."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": None})
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(p.grad, alpha=0.05)
+
+
+def test_an_optimizer_may_have_no_learning_rate() -> None:
+    ends = list[torch.Tensor]()
+    for made in (lambda m: FindsItsRate(m.parameters()), lambda m: torch.optim.SGD(m.parameters(), lr=0.05)):
+        with attached("slowmo(2, beta=0.5)", nn.Linear(17, 7), made) as (model, optimizer, comm):
+            nn.init.constant_(model.weight, 0.1)
+            nn.init.zeros_(model.bias)
+            for _ in range(4):
+                small_step(model, optimizer, comm, 0)
+            ends.append(flat(model))
+    torch.testing.assert_close(*ends)

@@ -106,6 +106,22 @@ def test_what_ddp_was_told_and_a_recipe_would_not_do_is_refused(gang2: Gang) -> 
         assert "DDP ignores 'bias', but an attached model is averaged whole" in ignoring
 
 
+def joined(rank: int, size: int) -> tuple[str, bool]:
+    ddp = DistributedDataParallel(nn.Linear(17, 7))
+    with gossamer.attach(ddp, sgd(ddp), "qsgd", deadline=DEADLINE):
+        with pytest.raises(AttachError) as caught:
+            ddp.join()
+        with ddp.join(enable=False):
+            pass
+    return str(caught.value), "join" in vars(ddp)
+
+
+def test_uneven_inputs_are_refused_before_ranks_wait_for_each_other(gang2: Gang) -> None:
+    for said, stays in gang2.run(joined):
+        assert "join() of an attached DDP model" in said
+        assert not stays
+
+
 def used_before(rank: int, size: int, recipe: str, how: str) -> tuple[Tensor, Tensor, bool]:
     """A DDP model that has run before it is attached, as a trainer's sanity check does, beside a plain one."""
     torch.manual_seed(1)

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from tests.gang import Gang
-from tests.integrations.loops import SMALL, Awkward, attached, flat, loss_of, same, sgd
+from tests.integrations.loops import DEADLINE, SEED, SMALL, Awkward, attached, flat, loss_of, same, sgd
 from torch import Tensor, nn
 
 import gossamer
@@ -170,3 +170,60 @@ def test_a_step_left_out_on_purpose_leaves_no_trace(gang2: Gang) -> None:
     (a, skipped), (b, _) = gang2.run(skipping)
     assert same(a, b)
     assert skipped == 1
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(17, 9), nn.Tanh(), nn.Linear(9, 9), nn.Tanh(), nn.Linear(9, 7))
+
+
+def taking_turns(rank: int, size: int) -> tuple[Tensor, int, list[str]]:
+    """Two optimizers of one attached model, each of which steps after a backward pass of its own."""
+    model = deep()
+    turns = [torch.optim.SGD(model[:3].parameters(), lr=0.05), torch.optim.SGD(model[3:].parameters(), lr=0.05)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with gossamer.attach(model, turns, "local_sgd(2)", seed=SEED, deadline=DEADLINE) as comm:
+            for step in range(1, 6):
+                model.zero_grad()
+                loss_of(model, rank, step).backward()
+                turns[step % 2].step()
+            steps = comm.step
+            comm.finish()
+    return flat(model), steps, [str(w.message) for w in said]
+
+
+def test_a_round_may_end_in_a_step_in_which_an_optimizer_rests(gang2: Gang) -> None:
+    (one, steps, said), (other, _, _) = gang2.run(taking_turns)
+    assert steps == 4  # the fifth is still under way
+    assert same(one, other)
+    assert len(said) == 1
+    assert "call attach once for each" in said[0]
+
+
+def stumbling(rank: int, size: int) -> tuple[Tensor, int]:
+    """The optimizer's step that would end a round fails on all ranks, and the loop goes on."""
+
+    def stumble(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    with attached("local_sgd(2)", deep(), sgd) as (model, optimizer, comm):
+        for step in range(1, 6):
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            if step != 2:
+                optimizer.step()
+                continue
+            hook = optimizer.register_step_pre_hook(stumble)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                optimizer.step()
+            hook.remove()
+        steps = comm.step
+        comm.finish()
+    return flat(model), steps
+
+
+def test_a_round_may_end_after_a_step_that_failed(gang2: Gang) -> None:
+    (one, steps), (other, _) = gang2.run(stumbling)
+    assert steps == 5
+    assert same(one, other)

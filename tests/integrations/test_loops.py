@@ -174,3 +174,28 @@ def unscheduled(rank: int, size: int) -> tuple[Tensor, Tensor]:
 def test_accumulation_that_sends_every_time_gives_the_same_sum(gang2: Gang) -> None:
     for twice, once in gang2.run(unscheduled):
         torch.testing.assert_close(twice, once, rtol=1e-5, atol=1e-6)
+
+
+class Derived(torch.optim.SGD):
+    """Adds something of its own to a step of torch's, as many do."""
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        self.param_groups[0]["params"][0].data.mul_(0.99)
+        return loss
+
+
+def derived(rank: int, size: int, recipe: str) -> tuple[int, Tensor]:
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)  # so that torch calls hooks in its step too
+    with attached(recipe, optimizer=lambda model: Derived(model.parameters(), lr=0.05)) as (model, optimizer, comm):
+        for _ in range(4):
+            small_step(model, optimizer, comm, rank)
+        comm.check_sync()
+        return comm.step, flat(model)
+
+
+@pytest.mark.parametrize("recipe", ["local_sgd(2)", "distributed_lion"])
+def test_an_optimizer_that_calls_the_step_of_its_base_takes_one_step(gang2: Gang, recipe: str) -> None:
+    (steps, one), (_, other) = gang2.run(derived, recipe)
+    assert steps == 4
+    assert same(one, other)

@@ -1,5 +1,6 @@
 """A model that changes after attach: layers unfrozen, frozen, added, replaced, removed."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -97,6 +98,8 @@ def changed(rank: int, size: int, recipe: str, how: str) -> str:
         if how == "added":
             model.append(nn.Linear(7, 7))
             optimizer.add_param_group({"params": list(model[3].parameters())})
+        elif how == "added elsewhere":
+            optimizer.add_param_group({"params": list(nn.Linear(7, 7).parameters())})
         elif how == "replaced":
             model[2] = nn.Linear(9, 7)
         elif how == "removed":
@@ -122,6 +125,8 @@ def two_more(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> N
     ("recipe", "how", "words"),
     [
         ("qsgd", "added", "parameter '3.weight' was added"),
+        ("qsgd", "added elsewhere", "2 parameter(s) that are not in the model"),
+        ("local_sgd(3)", "added elsewhere", "2 parameter(s) that are not in the model"),
         ("qsgd", "replaced", "parameter '2.weight' was replaced"),
         ("local_sgd(3)", "removed", "parameter '2.weight' was removed"),
         ("local_sgd(3)", "assigned", "load_state_dict(assign=True)"),
@@ -155,3 +160,51 @@ def unequal(rank: int, size: int, what: str) -> str:
 def test_check_sync_sees_frozen_parameters_and_shared_buffers(gang2: Gang) -> None:
     assert all("0.0.bias differs" in said for said in gang2.run(unequal, "frozen"))
     assert all("1.running_mean differs" in said for said in gang2.run(unequal, "buffer"))
+
+
+class WithPhases(nn.Sequential):
+    """Holds something that cannot be averaged, frozen."""
+
+    def __init__(self) -> None:
+        super().__init__(*network(frozen=False))
+        self.phases = nn.Parameter(torch.zeros(3, dtype=torch.complex64), requires_grad=False)
+
+
+def thawed(rank: int, size: int, recipe: str) -> tuple[str, list[str]]:
+    """A parameter that cannot be averaged is unfrozen; before it one that no optimizer holds."""
+    model = WithPhases()
+    model[0].requires_grad_(False)
+    with (
+        warnings.catch_warnings(record=True) as said,
+        attached(recipe, model, lambda m: decaying(m[2])) as (_, optimizer, _),  # type: ignore[index]
+    ):
+        warnings.simplefilter("always")
+        one_step(model, optimizer, rank, 1)
+        model[0].requires_grad_(True)
+        one_step(model, optimizer, rank, 2)
+        model.phases.requires_grad_(True)
+        with pytest.raises(AttachError) as caught:
+            one_step(model, optimizer, rank, 3)
+    return str(caught.value), [str(w.message) for w in said]
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "local_sgd(3)"])
+def test_what_is_unfrozen_is_looked_at_as_what_is_attached(gang2: Gang, recipe: str) -> None:
+    for refused, said in gang2.run(thawed, recipe):
+        assert "parameter 'phases' is torch.complex64" in refused
+        assert [text for text in said if "no optimizer given to attach steps '0.weight' and 1 more" in text]
+
+
+def moved(rank: int, size: int, recipe: str) -> str:
+    with attached(recipe, network(frozen=False), decaying) as (model, optimizer, comm):
+        one_step(model, optimizer, rank, 1)
+        comm.fabric.device = torch.device("cuda", 0)  # as if it had been attached there
+        with pytest.raises(AttachError) as caught:
+            one_step(model, optimizer, rank, 2)
+        comm.fabric.device = torch.device("cpu")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "local_sgd(3)"])
+def test_a_model_that_is_moved_to_another_device_is_an_error_that_says_so(gang2: Gang, recipe: str) -> None:
+    assert all("was moved from cuda:0 to cpu after attach" in said for said in gang2.run(moved, recipe))

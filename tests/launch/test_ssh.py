@@ -1,10 +1,15 @@
 """The loop of plain ssh, in a lab: a host is taken away and given back, without notice and with it."""
 
+import os
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from tests.marked import wait_for
 
 from gossamer.bench.lab import run_lab
 
@@ -38,3 +43,20 @@ def test_hosts_that_are_taken_away_come_back_and_all_end_with_one_model(tmp_path
     assert [file["steps"] for file in files] == [2500] * 3
     first, *rest = (file["model"] for file in files)
     assert all(torch.equal(t, other[name]) for other in rest for name, t in first.items())
+
+
+def test_a_machine_that_is_given_away_between_two_members_starts_none_again(tmp_path: Path) -> None:
+    (failing := tmp_path / "failing.py").write_text(
+        "import sys; open(sys.argv[1], 'a').write('started\\n'); sys.exit(1)\n"
+    )
+    started = tmp_path / "started"
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.getsockname()[1])}
+        command = ["bash", str(TRY.with_name("member.sh")), str(started)]
+        env = os.environ | where | {"PYTHON": sys.executable, "MEMBER": str(failing)}
+        with subprocess.Popen(command, env=env) as loop:
+            wait_for(started.exists)
+            time.sleep(1.0)  # it has failed, and is started again after 5 seconds
+            loop.terminate()
+            assert loop.wait(60) == 1
+    assert started.read_text().splitlines() == ["started"]

@@ -10,6 +10,7 @@ from torch import nn
 from gossamer.core.errors import AttachError
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import build
+from gossamer.runtime.optimizers import Together
 from gossamer.runtime.params import params_of
 
 NAMES = ["matrix", "turned", "empty", "still", "bias", "scale"]
@@ -208,3 +209,12 @@ def test_blocks_that_cannot_be_cut_are_not_longer_than_their_indices_count(recip
     with pytest.raises(AttachError, match=r"2,147,483,648 elements as one, from 'b' on"):
         make(recipe, 3, long(2**30))
     make("topk", 3, long(2**30))
+
+
+def test_a_group_that_is_added_to_the_first_of_two_optimizers_leaves_buckets_of_the_second_their_rate() -> None:
+    one, other, late = (nn.Parameter(torch.zeros(1)) for _ in range(3))
+    first, second = torch.optim.SGD([one], lr=1.0), torch.optim.SGD([other], lr=2.0)
+    both = Together([first, second])
+    assert [group["lr"] for group in both.param_groups] == [1.0, 2.0]
+    first.add_param_group({"params": [late], "lr": 3.0})
+    assert [group["lr"] for group in both.param_groups] == [1.0, 2.0, 3.0]

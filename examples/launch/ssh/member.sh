@@ -18,8 +18,11 @@ while true; do
         wait $member
         code=$?
     done
+    if [ $code != 0 ] && [ -z "$away" ]; then
+        sleep 5 &
+        wait $!  # a signal ends it
+    fi
     if [ $code = 0 ] || [ "$away" ]; then
         exit $code
     fi
-    sleep 5
 done

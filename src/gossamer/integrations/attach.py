@@ -17,7 +17,7 @@ from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.broadcast import make_equal
-from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
+from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_dtypes, refuse_lengths
 from gossamer.integrations.checks.elastic_checks import refuse_members
 from gossamer.integrations.checks.requirements import SCALED, UNUSED, for_all_ranks, for_buffers, for_silence_on, refuse
 from gossamer.integrations.checks.wrappers import (
@@ -27,11 +27,11 @@ from gossamer.integrations.checks.wrappers import (
     refuse_model,
     refuse_optimizers,
     refuse_strange,
-    stepped_by,
+    refuse_strangers,
     warn_of_unstepped,
 )
 from gossamer.integrations.closures import refuse_searches
-from gossamer.integrations.communicator import Communicator, attached
+from gossamer.integrations.communicator import Communicator, is_attached
 from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.handover import Untrained
@@ -123,7 +123,7 @@ def attach(
         find_unused_parameters |= wrapper.find_unused_parameters
     what = "attach" if wrapper is None else "attach to DDP"
     recipe, kind, process_group, deadline, patience = assignment_of(recipe, process_group, deadline, patience, what)
-    if model in attached:  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
+    if is_attached(model):  # before its groups are looked for: FSDP2's hop between replicas is taken from it already
         raise AttachError("the model is attached already; call detach() on its communicator first")
     if isinstance(process_group, Members):
         process_group.by_shard = False  # it may have joined the shards of an earlier model
@@ -264,20 +264,10 @@ def _trainable(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, T
     named: dict[str, Tensor] = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise AttachError("the model has no parameter that requires a gradient; there is nothing to train")
-    for name, p in named.items():
-        if not p.is_floating_point():
-            raise AttachError(
-                f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
-                "freeze it with requires_grad_(False), or store its real and imaginary parts as two parameters"
-            )
+    refuse_dtypes(named)
     if not any(p.numel() for p in named.values()):  # of a DTensor, the elements of all shards
         raise AttachError("all trainable parameters of the model have zero elements; there is nothing to train")
     refuse_strange(named, optimizers)
-    strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}
-    if strangers:
-        raise AttachError(
-            f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
-            "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
-        )
+    refuse_strangers(model, optimizers)
     warn_of_unstepped(named, optimizers, stacklevel=5)
     return named

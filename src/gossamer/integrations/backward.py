@@ -143,6 +143,7 @@ class Backward:
     def _end(self) -> None:
         self._inside = False
         if self._buckets is None:
+            self.steps.settle_skipped()
             self.steps.doubts.backward_is_over()
             return
         unused = self._buckets.finish()

@@ -3,6 +3,8 @@
 import contextlib
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
@@ -13,6 +15,7 @@ from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
+from gossamer.integrations.checks.wrappers import uncompiled
 from gossamer.integrations.handshake import agree
 from gossamer.integrations.joint_consensus import JointConsensus
 from gossamer.integrations.metrics import Told, kept
@@ -24,6 +27,11 @@ from gossamer.integrations.weights import Shares
 from gossamer.runtime import Heterogeneity, gradients_of, heterogeneity
 
 attached: "WeakSet[nn.Module]" = WeakSet()
+
+
+def is_attached(model: nn.Module) -> bool:
+    """True also if another torch.compile of the model is attached."""
+    return any(uncompiled(each) is uncompiled(model) for each in attached)
 
 
 class Communicator(RunFacts):
@@ -376,6 +384,14 @@ class Communicator(RunFacts):
             if error is None:
                 raise
             error.add_note(f"Besides, a checkpoint was not saved: {failure}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Communicator":
+        """A copy of the model holds this one where its `no_sync` is ours: the copy is not attached, so that does nothing to it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What is left of it in a file of the whole model: a `no_sync` that does nothing."""
+        return partial(SimpleNamespace, no_sync=contextlib.nullcontext), ()
 
     def _during(self, method: str) -> contextlib.AbstractContextManager[None]:
         """Name the method of this communicator in errors of its requests."""

@@ -22,7 +22,7 @@ from gossamer.integrations import consensus
 from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
 from gossamer.integrations.checks.requirements import HOOK, HOOK_ALONE, refuse
 from gossamer.integrations.checks.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
-from gossamer.integrations.communicator import attached
+from gossamer.integrations.communicator import is_attached
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.groups import Where, between_nodes
@@ -242,7 +242,7 @@ def _averaged(ddp_model: DistributedDataParallel) -> dict[str, Tensor]:
     """Return the parameters whose gradients DDP passes to a hook; refuse a DDP model that averages others as well."""
     if not isinstance(ddp_model, DistributedDataParallel):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise AttachError("register takes a DistributedDataParallel model; for a plain model use gossamer.attach")
-    if ddp_model.module in attached:
+    if is_attached(ddp_model.module):
         raise AttachError("the model is attached and would be averaged twice; call detach() on its communicator first")
     if ddp_model._comm_hooks:
         raise AttachError("the DDP model has a hook already, and DDP takes only one; make the DDP model again")

@@ -1,5 +1,6 @@
 """Attached DistributedDataParallel models: the recipe averages, and DDP only calls the module."""
 
+from contextlib import nullcontext
 from typing import Any, final
 
 from torch import nn
@@ -47,7 +48,7 @@ class Passing:
         # An earlier forward without a backward has prepared an average, which DDP would run at the next backward.
         wrapper._has_rebuilt_buckets = False
         wrapper.reducer._reset_state()
-        vars(wrapper)["forward"] = self
+        vars(wrapper)["forward"], vars(wrapper)["join"] = self, self._join
 
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         wrapper = self.wrapper
@@ -55,6 +56,17 @@ class Passing:
             (inputs, *_), (kwargs, *_) = wrapper.to_kwargs(inputs, kwargs, wrapper.device_ids[0])
         return wrapper.module(*inputs, **kwargs)
 
+    def _join(self, divide_by_initial_world_size: bool = True, enable: bool = True, *_: Any, **__: Any) -> Any:
+        """Refuse uneven inputs: a rank without any would wait for averages of DDP, and all others for its gradients."""
+        group = self.wrapper.process_group
+        if enable and group is not None and group.size() > 1:
+            raise AttachError(
+                "join() of an attached DDP model lets ranks take different numbers of steps, and a recipe needs the same number on all "
+                "ranks: leave it out, and give all ranks equally many batches, as gossamer.data.Order does"
+            )
+        return nullcontext()
+
     def remove(self) -> None:
         """Restore DDP's forward, so that DDP averages again."""
-        vars(self.wrapper).pop("forward", None)
+        for name in ("forward", "join"):
+            vars(self.wrapper).pop(name, None)

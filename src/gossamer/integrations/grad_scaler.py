@@ -1,6 +1,7 @@
 """GradScalers: detect skipped steps, read the loss scale, and refuse a scaler that was not passed to `attach`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -87,6 +88,14 @@ def refuse_scaled(recipe: Recipe, optimizer: Optimizer) -> None:
             "scale, but the update gives it a direction, which has none, and nothing would move; call scaler.unscale_(optimizer) before "
             "scaler.step(optimizer), or leave fused out"
         )
+
+
+def unscale_others(scaler: Any, optimizers: Sequence[Optimizer], stepping: Optimizer) -> None:
+    """Unscale what other optimizers hold before an update replaces it too: its directions have no scale to divide by."""
+    for optimizer in optimizers:
+        if optimizer is not stepping:
+            with suppress(RuntimeError):  # it was unscaled already
+                scaler.unscale_(optimizer)
 
 
 def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:

@@ -14,11 +14,13 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.step_phases import after_optimizer_step, until_optimizer_step
 from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
+from gossamer.integrations.checks.devices import refuse_devices, refuse_dtypes
+from gossamer.integrations.checks.introspection import is_within_its_step
 from gossamer.integrations.checks.loop_warnings import LoopWarnings
 from gossamer.integrations.checks.param_watch import ParamWatch
-from gossamer.integrations.checks.wrappers import refuse_capture
+from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers, warn_of_unstepped
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
-from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold
+from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold, unscale_others
 from gossamer.integrations.handshake import compare
 from gossamer.integrations.joining import Plan
 from gossamer.integrations.metrics import Meter
@@ -57,6 +59,7 @@ class StepLoop:
         self._under_way: Program[None] | None = None  # the schedule's program for the current step
         self._done = dict[Optimizer, bool]()  # optimizers that are done with this step, and whether each stepped
         self._turns = Counter[Optimizer]()  # number of steps of each optimizer
+        self._held = held_by(self.optimizers)
 
     def _note(self, event: StepEvent) -> None:
         self.state = after(self.state, event)
@@ -168,7 +171,9 @@ class StepLoop:
             self._note(StepEvent.END)
         if self._under_way is None:
             return
-        inside = arriving is not None
+        inside, averages = arriving is not None, self.averages_gradients
+        if inside and not averages:
+            return  # at the end of the pass: a round may end, and write to parameters that the pass still needs
         if self._done:
             self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
             self._finish(descended=any(self._done.values()), share=not inside)
@@ -178,7 +183,7 @@ class StepLoop:
             self.doubts.never_stepped(thrown_away)
             if not thrown_away:
                 self.refuse_to_add()
-        self._finish(descended=False, share=not inside, kept=not thrown_away)
+        self._finish(descended=False, share=not inside, kept=averages and not thrown_away)
 
     def only_adds(self, arriving: Tensor) -> None:
         """Note a gradient that arrives under `no_sync()` after averaging: the averages were thrown away, or are now mixed."""
@@ -203,9 +208,16 @@ class StepLoop:
 
     def follow(self) -> bool:
         """Add unfrozen parameters to the run; False if there are none. Other changes to the model raise an error."""
+        if self.worker.device != self.fabric.device and self.fabric.size > 1:
+            raise AttachError(
+                f"the model was moved from {self.fabric.device} to {self.worker.device} after attach: detach(), and attach where it trains"
+            )
         new = self._param_watch.unfrozen()
         if not new:
             return False
+        refuse_dtypes(new)
+        refuse_devices({name: param.parameter for name, param in self.worker.params.items()} | new, {})
+        warn_of_unstepped(new, self.optimizers)
         first = next(iter(new))
         if self.worker.recipe.schedule.shape.lane or self.worker.is_sending():
             raise AttachError(
@@ -227,7 +239,7 @@ class StepLoop:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
         """Run before each `optimizer.step()`; return other arguments for the call, or None."""
-        if self.state is StepState.CATCHING_UP:
+        if self.state is StepState.CATCHING_UP or is_within_its_step(optimizer):
             return None
         if optimizer in self._done:  # the other optimizers have not stepped
             self.settle_skipped()
@@ -249,6 +261,8 @@ class StepLoop:
             self.begin()
         if self.before_step is not None:
             self.before_step()
+        if self.scaler is not None and self.worker.recipe.update is not None:
+            unscale_others(self.scaler, self.optimizers, optimizer)
         self.worker.redirect()
 
     def _serve(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Call | None:
@@ -262,6 +276,9 @@ class StepLoop:
 
     def _check(self, optimizer: Optimizer) -> None:
         refuse_capture(self.worker.device)
+        if (held := held_by(self.optimizers)) != self._held:  # parameters were added since attach
+            refuse_strangers(self.model, self.optimizers)
+            self._held = held
         if self.averages_gradients and self._under_way is None and self.follow():
             self.average_late()  # all parameters with hooks are frozen now, so no backward was seen
         if self.averages_gradients and self._under_way is None:
@@ -278,7 +295,7 @@ class StepLoop:
             refuse_untold(self.worker.recipe, optimizer)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.state in (StepState.CATCHING_UP, StepState.DROPPED):
+        if self.state in (StepState.CATCHING_UP, StepState.DROPPED) or is_within_its_step(optimizer):
             return
         self._turns[optimizer] += 1
         self._end_turn(optimizer, stepped=True)

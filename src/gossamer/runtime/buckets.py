@@ -12,7 +12,7 @@ from gossamer.core.contracts import ARREARS, Exchange, Memory
 from gossamer.core.errors import AttachError
 from gossamer.core.stream_events import record_stream_use
 from gossamer.recipe import Recipe
-from gossamer.runtime.optimizers import Optimizing
+from gossamer.runtime.optimizers import Optimizing, rate_of
 from gossamer.runtime.params import Param, Sharded
 
 LONGEST = 2**31 - 1  # elements of a bucket that cannot be cut: indices have 32 bits
@@ -95,7 +95,7 @@ class BucketState:
                 param.put_gradient(view)
 
     def rate(self, optimizer: Optimizing) -> float:
-        return float(optimizer.param_groups[self.group]["lr"])
+        return rate_of(optimizer.param_groups[self.group])
 
     def empty(self) -> Tensor:
         return self._new().zero_()

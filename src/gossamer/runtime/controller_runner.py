@@ -16,6 +16,7 @@ from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Handle, Program, all_reduce, join, start
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, are_cut_alike, build, choose_codecs
+from gossamer.runtime.optimizers import rate_of
 from gossamer.runtime.recipe_changes import describe
 from gossamer.runtime.replica import WholeReplica
 from gossamer.runtime.step_times import StepTimes
@@ -218,7 +219,7 @@ class ControllerRunner:
         out = list[ParamGroup]()
         for group in self._worker.optimizer.param_groups:
             ours = [names[id(p)] for p in group["params"] if id(p) in names]
-            out.append(ParamGroup(float(group["lr"]), ours, sum(prod(self._worker.params[n].shape) for n in ours)))
+            out.append(ParamGroup(rate_of(group), ours, sum(prod(self._worker.params[n].shape) for n in ours)))
         return out
 
     def _unscaled(self, gradient: Tensor, bucket: BucketState) -> Bucket:

@@ -12,6 +12,7 @@ from gossamer.core.stream_events import record_stream_use
 from gossamer.core.verbs import MembersChanged, Program, join, start
 from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.optimizer_state import gain
+from gossamer.runtime.optimizers import rate_of
 
 if TYPE_CHECKING:
     from gossamer.runtime.worker import Worker
@@ -161,7 +162,7 @@ class WorkerOptimizer(OptimizerView):
 
     @property
     def rates(self) -> list[float]:
-        return [float(group["lr"]) for group in self._worker.optimizer.param_groups]
+        return [rate_of(group) for group in self._worker.optimizer.param_groups]
 
     def _groups(self) -> list[dict[str, Any]]:
         groups = self._worker.optimizer.param_groups
@@ -169,7 +170,7 @@ class WorkerOptimizer(OptimizerView):
 
     @property
     def lrs(self) -> list[float]:
-        return [float(group["lr"]) for group in self._groups()]
+        return [rate_of(group) for group in self._groups()]
 
     @property
     def gains(self) -> list[float]:

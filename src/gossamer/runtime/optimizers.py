@@ -20,10 +20,13 @@ class Together:
 
     def __init__(self, members: Sequence[Optimizer]) -> None:
         self.members = tuple(members)
+        self._places = dict[tuple[int, int], None]()  # of groups: the member, and the number there
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return [group for member in self.members for group in member.param_groups]
+        """The groups of all members. One that is added later comes last, since buckets know theirs by its number."""
+        self._places |= {(i, j): None for i, member in enumerate(self.members) for j in range(len(member.param_groups))}
+        return [self.members[i].param_groups[j] for i, j in self._places]
 
     @property
     def state(self) -> Mapping[Any, Any]:
@@ -33,3 +36,8 @@ class Together:
 def members(optimizer: Optimizing) -> tuple[Any, ...]:
     """The combined optimizers, or the single one."""
     return optimizer.members if isinstance(optimizer, Together) else (optimizer,)
+
+
+def rate_of(group: Mapping[str, Any]) -> float:
+    """A parameter group's learning rate; 1 where it is None, as of transformers' Adafactor, which finds its own."""
+    return 1.0 if group["lr"] is None else float(group["lr"])

@@ -1,4 +1,4 @@
-"""Devices: find the device of a model, and refuse models on several devices."""
+"""Devices: find the device of a model, and refuse models on several devices, and parameters that cannot be averaged."""
 
 from collections.abc import Iterable, Mapping
 
@@ -46,6 +46,16 @@ def refuse_devices(named: Mapping[str, Tensor], shared: Mapping[str, Tensor]) ->
             raise AttachError(
                 f"buffer {name!r} is on {b.device} and the parameters on {device}: call model.to('{device}'), or pass "
                 "buffers='local' to keep each rank's own buffers"
+            )
+
+
+def refuse_dtypes(named: Mapping[str, Tensor]) -> None:
+    """Refuse trainable parameters that are not real floating-point numbers."""
+    for name, p in named.items():
+        if not p.is_floating_point():
+            raise AttachError(
+                f"parameter {name!r} is {p.dtype}; only real floating-point parameters can be averaged: "
+                "freeze it with requires_grad_(False), or store its real and imaginary parts as two parameters"
             )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.autograd.function import BackwardCFunction
+from torch.optim import Optimizer
 
 from gossamer.core.torch_private import private_name
 
@@ -31,6 +32,7 @@ _step_code: Any = private_name(
     "__code__",
     "detects such a scaler",
 )
+_hooked: Any = Optimizer.profile_hook_step(lambda: None)  # what torch puts around `step` of a class: it calls the hooks
 # Functions whose backward hands out gradients of the same pass.
 not_nested = set[Any]()
 
@@ -57,6 +59,18 @@ def is_called_by_scaler() -> bool:
     """
     frame = _running(_step_code, sys._getframe())
     return frame is not None and bool(frame.f_locals["self"].is_enabled())
+
+
+def is_within_its_step(optimizer: Optimizer) -> bool:
+    """True in a hook of a `step()` that the same optimizer's `step()` has called, as by `super().step()`.
+
+    Torch wraps each class of which there has been an optimizer, and each wrapper calls the hooks: some steps call them twice.
+    """
+    frame = _running(_hooked.__code__, sys._getframe())
+    while frame is not None and (frame := _running(_hooked.__code__, frame.f_back)) is not None:
+        if frame.f_locals.get("self") is optimizer:
+            return True
+    return False
 
 
 def _running(code: CodeType, frame: FrameType | None) -> FrameType | None:

@@ -32,6 +32,11 @@ def model_inside(model: nn.Module) -> nn.Module:
     return _inside(model, AROUND_MODELS)
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module inside of those that torch.compile has put around it."""
+    return _inside(model, {"OptimizedModule": "_orig_mod"})
+
+
 def optimizer_inside(optimizer: Any) -> Any:
     """Return the optimizer of torch that a trainer's wrapper steps. The wrapper itself cannot take hooks."""
     return _inside(optimizer, AROUND_OPTIMIZERS)
@@ -151,6 +156,16 @@ def refuse_strange(named: Mapping[str, Tensor], optimizers: Sequence[Optimizer])
         )
 
 
+def refuse_strangers(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Refuse optimizers that hold parameters of other modules too."""
+    strangers = stepped_by(optimizers) - {id(p) for p in model.parameters()}
+    if strangers:
+        raise AttachError(
+            f"the optimizer holds {len(strangers)} parameter(s) that are not in the model and would never be averaged; "
+            "attach one module that holds all parameters, such as nn.ModuleList([model, criterion])"
+        )
+
+
 def warn_of_unstepped(
     named: Mapping[str, Tensor], optimizers: Sequence[Optimizer], to: str = "attach", stacklevel: int = 3
 ) -> None:
@@ -169,6 +184,11 @@ def warn_of_unstepped(
 def stepped_by(optimizers: Sequence[Optimizer]) -> set[int]:
     """Return the ids of the parameters that the optimizers hold."""
     return {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+
+
+def held_by(optimizers: Sequence[Optimizer]) -> int:
+    """Return the number of parameters that the optimizers hold."""
+    return sum(len(group["params"]) for o in optimizers for group in o.param_groups)
 
 
 def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
