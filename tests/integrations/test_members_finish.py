@@ -105,3 +105,51 @@ def test_who_was_ahead_and_who_was_behind_end_with_one_model(
     assert mine == theirs
     assert mine not in (own, other)
     assert 2 not in present
+
+
+def learn_at_own_pace(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    """A loop in which the last rank is far behind the others, and looks at the consensus when they have looked."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    group = gossamer.members(silence)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        comm, looked = gossamer.attach(model, optimizer, recipe, group, deadline=30.0), list[list[float]]()
+        for _ in range(2):
+            until = comm.step + STEPS
+            while comm.step < until:
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                time.sleep(0.05 if rank == size - 1 else 0.0)
+            with comm.consensus():
+                looked.append(flat(model).tolist())
+        comm.finish()
+        pipe.send((looked, flat(model).tolist()))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+@pytest.fixture
+def apart() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn_at_own_pace)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_who_ends_first_answers_the_rounds_of_those_who_still_train(
+    apart: Callable[..., Learners], size: int
+) -> None:
+    """Their quorum is larger than the number of those who do."""
+    store = hold()
+    crew = apart(size, store.port, "allreduce + quorum_rounds(4, quorum=2)", 5.0)
+    for rank in range(size):
+        crew.start(rank)
+    outcomes = [crew.hear(rank, 120.0) for rank in range(size)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    (looked, end), *others = outcomes
+    assert looked[0] != looked[1]
+    assert all(each == (looked, end) for each in others)
+

@@ -94,6 +94,9 @@ class JointConsensus:
 
     def _vote(self) -> Program[list[bool]]:
         """Who has the consensus, by rank."""
+        # Who counts its own steps offers its own model to a round in which others may wait for their quorum.
+        if not self._has:
+            yield from self._worker.rest()
         votes = yield from numbers_of_all([self._has], torch.uint8, self._worker.device)
         return [bool(vote) for (vote,) in votes]
 

@@ -96,6 +96,10 @@ class AsyncWorker:
                 yield from self._answer()
             yield from self._closing.pass_by(latest)
 
+    def goes_on(self) -> None:
+        """Let the training thread answer again: it begins a step."""
+        self._closing.resting = False
+
     def settle(self, said: int) -> Program[None]:
         """Take the closed rounds and the open one, while all ranks rest. Writes no parameters.
 

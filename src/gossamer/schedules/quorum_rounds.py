@@ -182,7 +182,9 @@ class QuorumRounds(Schedule, Elastic):
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def begin(self, loop: Loop) -> Program[None]:
-        if _meets_others(loop) and "learner" not in loop.live:
+        if "learner" in loop.live:
+            loop.live["learner"].goes_on()
+        elif _meets_others(loop):
             remember_anchor(loop, loop.parameters)
             loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.shape.lane)
             yield from learner.open()
@@ -229,7 +231,8 @@ class QuorumRounds(Schedule, Elastic):
         flag = torch.tensor([mine], dtype=torch.float64, device=loop.buckets[0].device)
         largest = int((yield from all_reduce(flag, "max")))
         if largest:
-            yield from self.begin(loop)  # on a rank that has never trained
+            if "learner" not in loop.live:  # this rank has never trained
+                yield from self.begin(loop)
             learner: AsyncWorker = loop.live["learner"]
             yield from learner.settle(largest)
 
