@@ -221,6 +221,26 @@ def test_who_was_frozen_and_kept_its_seat_comes_back(crowd: Crowd) -> None:
     assert first.epoch == second.epoch
 
 
+def test_who_comes_and_cannot_be_connected_to_does_not_end_the_others(crowd: Crowd) -> None:
+    """It beats, so that nobody is missing, and each attempt to connect fails."""
+    first, second = crowd.start(2)
+    third, failure = crowd.member(), PeerError("connection refused")
+    future = crowd.enter(third)
+    wait_for(lambda: first.latest().number > first.epoch.number)
+    for each in (first, second):
+        each.regroup(RuntimeError("called"))
+    future.result(30.0)
+    for each in (first, second, third):
+        each.regroup(failure)
+    assert first.epoch.ranks == (0, 1, 2)
+    for each in (first, second):
+        each.regroup(failure)
+    assert first.epoch == second.epoch
+    assert first.epoch.ranks == (0, 1)
+    with pytest.raises(PeerError, match=r"rank 2 has come to others .* and go on without it: check with `gossamer doctor"):
+        third.regroup(failure)
+
+
 def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:
     first, second = crowd.start(2)
     assert first.weights == ()

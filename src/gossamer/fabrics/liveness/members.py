@@ -89,6 +89,7 @@ class Members:
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
         self._works = False  # True once this process trains
+        self._attempts = 0  # to connect, since it has entered, that have failed
         # The norm of what this rank has not sent yet. Its heartbeat tells it, for the case that it is lost.
         self.owes = 0.0
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
@@ -145,6 +146,7 @@ class Members:
     def _enter(self, deadline: float, claim_seat: Callable[[], SeatClaim]) -> None:
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
+        self._attempts = 0
         try:
             claim = self.node.agreed(claim_seat, until)
             self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
@@ -194,6 +196,7 @@ class Members:
 
         Raises `failure` if the same members have failed too often.
         """
+        self._attempts += 1
         try:
             latest = self.latest()
             if latest.number == self.epoch.number:
@@ -204,6 +207,11 @@ class Members:
         if self._is_in(latest):
             self._take_up(latest)
             return
+        if self._attempts > 1 and not self._works:
+            raise PeerError(
+                f"rank {self.rank} has come to others that train, who could not connect to it, or lost it, and go on without it: check with "
+                "`gossamer doctor --quick` that gloo takes a network card on which they reach this machine, and start it again"
+            ) from failure
         beside = self.seats.beside(self.rank)
         if self.by_shard:  # its ranks would come back one by one, and hold shards of unlike steps
             raise PeerError(
@@ -274,7 +282,16 @@ class Members:
             self._futile = [t for t in self._futile if now - t < 60.0] + [now]
             if len(self._futile) > FUTILE:
                 raise failure
+            if len(self._futile) > 1:
+                moving = self._at_work(moving)
         self._propose(self.epoch, moving, self.epoch.began)
+
+    def _at_work(self, moving: Mapping[int, int]) -> dict[int, int]:
+        """Without those who have come and do not train yet: where nobody is lost, the others cannot connect to one of them."""
+        own = self.seats.beside(self.rank)
+        return self.seats.whole(
+            {r: life for r, life in moving.items() if r in own or self.store.flag_is_up(self._key("works", r, life))}
+        )
 
     def _refuse_alone(self, moving: Mapping[int, int]) -> None:
         """Raise an error if a rank of this node is lost: its ranks train together, or not at all."""
