@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gossamer.checkpoints.folder import Folder, read
 from gossamer.core.errors import CheckpointError
+from gossamer.core.verbs import MembersChanged
 from gossamer.integrations.all_ranks import LABEL, Attached, gathered, on_all
 from gossamer.integrations.checkpoint_reading import ORDER, DataOrder, Found, check_order, find, find_public, put
 from gossamer.integrations.checkpoint_writing import collect, in_host_memory, writing
@@ -74,6 +75,8 @@ def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | 
         if any(one["holds"] == comm.worker.step for one in held):
             return
         entries = collect(comm, path, extra, order)
+        if comm.members_just_came:  # in the midst of it, and takes the next step meanwhile
+            raise MembersChanged("a rank has come in the midst of a save")
         writes = writing(comm, path, entries, "comm")
         if comm.is_sharded:  # shards of a node ask one another after each request whether all have its answer
             comm.fabric.run(writes)

@@ -62,6 +62,11 @@ class StepLoop:
         self.state = after(self.state, event)
 
     @property
+    def members_just_came(self) -> bool:
+        """True if ranks have come since the last step: they are about to take the next one, and not where this rank is between steps."""
+        return self.regrouping is not None and self.regrouping.came_before == self.worker.step
+
+    @property
     def averages_gradients(self) -> bool:
         """True if the current step averages gradients."""
         return self.worker.recipe.schedule.averages(self.worker.step)
