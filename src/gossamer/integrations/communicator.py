@@ -39,7 +39,8 @@ class Communicator(RunFacts):
         super().__init__(steps.worker, steps.fabric, steps.meter)
         self.model, self.optimizers = steps.model, steps.optimizers
         self._steps, self._backward = steps, backward
-        self._shares, self._notice = Shares(self.worker, self.fabric), StopNotice(steps)
+        self._shares = Shares(self.worker, self.fabric, lambda: steps.members_just_came)
+        self._notice = StopNotice(steps)
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
@@ -70,7 +71,8 @@ class Communicator(RunFacts):
         all samples in one batch. `most` is the largest share that fits into this rank's memory. Let ranks draw from one
         pool of data, or from shards in proportion to their shares: `gossamer.data.Order` cuts its batches by them.
 
-        Under `members()` all plan anew after ranks were lost or have come.
+        Under `members()` all plan anew after ranks were lost or have come; before the first step with one that has come, all take
+        equal parts.
 
         Where FSDP2 shards the model, each rank of a replica takes the replica's share, and `samples` are those of one rank of each
         replica: it is planned by the slowest of its ranks.
