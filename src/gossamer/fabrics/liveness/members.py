@@ -132,6 +132,11 @@ class Members:
         """True if some rank has ended this generation, seen by the heartbeat's thread: the members have to meet again."""
         return self._called == self.epoch.number
 
+    def refuse_lost_store(self) -> None:
+        """Raise an error once the store is lost: in another one a run could begin beside this one."""
+        if self.lost is not None:
+            raise self._gone(RuntimeError(self.lost))
+
     def owed(self, ranks: list[int]) -> float:
         """The norms that these ranks' last heartbeats told as not sent yet, summed."""
         beats = self.seats.beats()
