@@ -321,3 +321,27 @@ def lives(rank: int, size: int) -> int:
 def test_a_rank_that_was_to_die_and_has_not_is_an_error(gang2: Gang) -> None:
     with pytest.raises(GangError, match="rank 1 of 2:\nit was to die, and returned 1"):
         gang2.run(lives, lost=[1])
+
+
+def over_two_cards(rank: int, size: int, before: int) -> tuple[list[float], str, bool]:
+    """Rank 1 makes one request fewer than the others; is their thread free of gloo afterwards?"""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GLOO_SOCKET_IFNAME", "lo,lo")
+        fabric = TorchFabric(deadline=2.0, patience="work", check=0)
+    sums = [float(fabric.run(verbs.all_reduce(torch.ones(1)))) for _ in range(before)]
+    thread, kind = fabric.session.lanes["comm"].thread._thread, ""
+    if rank != 1:
+        kind, _, _ = failure(fabric, lambda: fabric.run(verbs.all_reduce(torch.ones(1))))
+        thread.join(SLACK)
+    dist.barrier()
+    fabric.close()
+    return sums, kind, thread.is_alive()
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_gloo_connects_over_several_network_cards_and_is_torn_off_all(gang2: Gang, before: int) -> None:
+    """Requests take turns over them."""
+    (sums, kind, stuck), (others, *_) = gang2.run(over_two_cards, before)
+    assert sums == others == [2.0] * before
+    assert kind == "PeerError"
+    assert not stuck
