@@ -1,5 +1,6 @@
 """Seats: who may start and come, which seat each gets, and what is refused before anybody waits."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -239,6 +240,23 @@ def test_who_comes_and_cannot_be_connected_to_does_not_end_the_others(crowd: Cro
     assert first.epoch.ranks == (0, 1)
     with pytest.raises(PeerError, match=r"rank 2 has come to others .* and go on without it: check with `gossamer doctor"):
         third.regroup(failure)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 9, 700])
+def test_who_comes_finds_the_latest_of_many_generations_in_few_requests(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Each is a round trip, and the others wait for whoever comes."""
+    member = Members(HashStore(), 0, 4)
+    for number in range(1, count + 1):
+        member.store.raise_flag(f"epoch/{number}", json.dumps([number, 1, [0], [number]]))
+    asked, ask = list[str](), SharedStore.flag_is_up
+    monkeypatch.setattr(SharedStore, "flag_is_up", lambda store, name: asked.append(name) or ask(store, name))
+    assert member.latest() == (count, 1, (0,), (count,))
+    assert len(asked) <= 2 * count.bit_length() + 1
+    member.epoch, known = member.latest(), len(asked)
+    assert member.latest() is member.epoch
+    assert len(asked) == known + 1
 
 
 def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:

@@ -319,12 +319,17 @@ class Members:
 
     # -- present ranks -------------------------------------------------------------------------------------------------
     def latest(self) -> Generation:
-        """The latest generation in the store."""
-        found = self.epoch
-        while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
-            (text,) = self.store.read([key])
-            found = self.store.parsed(key, text, Generation.of)
-        return found
+        """The latest generation in the store. Who comes knows none, and a run may have had many: their numbers follow one another."""
+        number, step = self.epoch.number, 1
+        while self.store.flag_is_up(f"epoch/{number + step}"):
+            number, step = number + step, 2 * step
+        while step > 1:
+            step //= 2
+            number += step * self.store.flag_is_up(f"epoch/{number + step}")
+        if number == self.epoch.number:
+            return self.epoch
+        (text,) = self.store.read([key := f"epoch/{number}"])
+        return self.store.parsed(key, text, Generation.of)
 
     def _is_in(self, epoch: Generation) -> bool:
         return epoch.living.get(self.rank) == self.life
