@@ -22,4 +22,5 @@ while true; do
         exit $code
     fi
     sleep 5
+    if [ "$away" ]; then exit 75; fi  # told to while no member was there
 done
