@@ -189,9 +189,12 @@ def _held_in(folder: Path) -> dict[str, Any]:
     steps, cut_off = dict[str, int](), list[str]()
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (path / ".metadata").is_file():
-            held = Folder(path)
-            if "comm.step" in held:
-                steps[path.name] = int(held.read("comm.step"))
+            try:
+                held = Folder(path)
+                if "comm.step" in held:
+                    steps[path.name] = int(held.read("comm.step"))
+            except CheckpointError:  # half deleted, by a job that was killed while it removed old ones
+                cut_off.append(path.name)
         elif path.is_dir() and any(path.glob("*.distcp")):
             cut_off.append(path.name)
     return {"steps": steps, "cut off": cut_off}
