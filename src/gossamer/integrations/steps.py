@@ -309,7 +309,7 @@ class StepLoop:
         if over and stepped:
             self.meter.step_ended()
         if over and self.fabric.members is not None and self.fabric.size > 1:
-            self.fabric.members.refuse_lost_store()
+            self.fabric.members.step_ended()
         if over and self.parting is not None:
             self.parting.after_step()
             if self.parting.has_left:

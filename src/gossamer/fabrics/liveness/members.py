@@ -132,8 +132,13 @@ class Members:
         """True if some rank has ended this generation, seen by the heartbeat's thread: the members have to meet again."""
         return self._called == self.epoch.number
 
-    def refuse_lost_store(self) -> None:
-        """Raise an error once the store is lost: in another one a run could begin beside this one."""
+    def step_ended(self) -> None:
+        """Say after the first step that this process trains. Raise an error once the store is lost: a run may begin beside this one."""
+        try:
+            if not self._works:
+                self.at_work()
+        except RuntimeError as error:
+            raise self._gone(error) from None
         if self.lost is not None:
             raise self._gone(RuntimeError(self.lost))
 
@@ -192,7 +197,7 @@ class Members:
             ) from None
 
     def at_work(self) -> None:
-        """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who is still attaching."""
+        """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who attaches, or loads a checkpoint."""
         self._works = True
         self.store.raise_flag(self._key("works", self.rank, self.life), "")
 
@@ -389,7 +394,7 @@ class Members:
         waited = f"rank {self.rank} waited {self._deadline:g} seconds"
         if any(r in moving for r in latest.ranks):
             return (
-                f"{waited} and could not join the members: one of them has not finished attach, or the store is slow. Check the ends of "
+                f"{waited} and could not join the members: one of them has not done its first step, or the store is slow. Check the ends of "
                 "their logs, and start this rank again"
             )
         came = {r: str(holder) for r, holder in self.seats.holders().items() if r * self.node.size in moving}
