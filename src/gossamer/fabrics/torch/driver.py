@@ -281,11 +281,12 @@ class NetworkDriver:
 
         Where ranks may be lost, one of `group` that is dead must not be waited for until its silence shows.
         """
-        looked = time.monotonic()
+        looked, members = time.monotonic(), self._parent.members
 
         def over() -> bool:
             nonlocal looked
-            if ready() or self._fabric.flag_is_up("broken"):
+            # The members have one flag of their own, and each shard of a model a part of the store.
+            if ready() or self._fabric.flag_is_up("broken") or (members is not None and members.is_called):
                 return True
             if group is not None and self.outlives and time.monotonic() - looked >= _LOOK:
                 group.look()
