@@ -205,6 +205,7 @@ def _slowest_of_a_replica(
 def share_out(worker: Worker, samples: int, seconds: float, most: int | None, now: list[int]) -> Program[list[int]]:
     """Plan the shares of all ranks, the same plan on each; from then on a rank's weight is its share."""
     refusal = None
+    yield from worker.rest()  # who counts its own steps is perhaps in a round that waits for its quorum
     try:
         seconds, most = _slowest_of_a_replica(worker.replica, samples, seconds, most)
         check(samples, seconds, most, worker.size)
