@@ -225,6 +225,25 @@ def test_what_cannot_be_saved_together_is_refused(tmp_path: Path) -> None:
             gossamer.checkpoint.save(comm, tmp_path / "step0", **keywords)
 
 
+def test_what_another_run_has_saved_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """Of this one, a step that is taken again is saved already."""
+
+    def run(resumes: bool) -> None:
+        model, optimizer = fresh()
+        with gossamer.attach(model, optimizer, "allreduce", Members(hold(), 0, 1)) as comm:
+            if resumes:
+                gossamer.checkpoint.resume(comm, tmp_path)
+            else:
+                step(model, optimizer)
+            for _ in range(2):
+                gossamer.checkpoint.save(comm, tmp_path / "step1")
+
+    run(resumes=False)
+    run(resumes=True)
+    with pytest.raises(CheckpointError, match="step1 holds a checkpoint already; save each checkpoint to its own folder"):
+        run(resumes=False)
+
+
 def learn_and_resume(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
     """A user's loop that resumes from a folder (`how`). Rank 0 is slow to read it, and rank 2 asks to be let in meanwhile."""
     torch.set_num_threads(1)

@@ -71,23 +71,20 @@ def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | 
     """
     began = time.monotonic()
     with comm.fabric.during(LABEL, comm.step):
-        held = gathered(comm, {"holds": _step_in(Path(path))})
-        if any(one["holds"] == comm.worker.step for one in held):
+        here = Path(path).resolve(), comm.worker.step
+        held = gathered(comm, {"holds": comm._last_checkpoint == here and (Path(path) / ".metadata").is_file()})
+        if any(one["holds"] for one in held):
             return
         entries = collect(comm, path, extra, order)
         if comm.members_just_came:  # in the midst of it, and takes the next step meanwhile
             raise MembersChanged("a rank has come in the midst of a save")
+        comm._last_checkpoint = here
         writes = writing(comm, path, entries, "comm")
         if comm.is_sharded:  # shards of a node ask one another after each request whether all have its answer
             comm.fabric.run(writes)
         else:
             run_to_its_end(comm.fabric, writes, comm.step)
     comm.took_to_save(path, time.monotonic() - began, is_over=True)
-
-
-def _step_in(path: Path) -> int | None:
-    """The step of the complete checkpoint in a folder, if there is one."""
-    return int(Folder(path).read("comm.step")) if (path / ".metadata").is_file() else None
 
 
 def load(
@@ -133,6 +130,8 @@ def load(
             on_all(comm, lambda: comm.load_state_dict(state))
         if isinstance(comm, Communicator) and tree:
             put(comm, tree)
+        if isinstance(comm, Communicator):
+            comm._last_checkpoint = Path(path).resolve(), comm.worker.step
         return tree.get("extra", {})
 
 
