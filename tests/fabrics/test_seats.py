@@ -381,6 +381,8 @@ AT = "127.0.0.1:29500"
         ({"store": AT}, {}, r"does not know how many can take part: give members\(most=\)"),
         ({"most": 4}, {}, r"MASTER_PORT is ''.*or give members\(store="),
         ({"most": 4, "store": "10.0.0.1"}, {}, "give the store's address as 'host:port'"),
+        ({"most": 4, "store": "10.0.0.1:70000"}, {}, "the store's port is 70000: give a number from 1 to 65535"),
+        ({"most": 4}, {"MASTER_PORT": "0"}, "the store's port is 0"),
         ({"most": 4, "store": AT}, {"RANK": "4"}, "RANK is 4 and there are 4 seats"),
         ({"most": 4, "store": AT}, {"RANK": "two"}, "RANK is 'two', not a number"),
         ({"most": 4, "store": AT, "silence": 0}, {}, r"silence=0"),
