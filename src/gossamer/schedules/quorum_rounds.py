@@ -13,7 +13,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Elastic, Schedule, Shape
+from gossamer.core.schedule import Elastic, Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.async_worker import AsyncWorker
@@ -178,6 +178,9 @@ class QuorumRounds(Schedule, Elastic):
         of = pieces.balanced(shapes, self.fragments)
         pieces.refuse_empty(self, shapes, of, [f"the {p + 1}." for p in range(self.fragments)])
         return of
+
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
+        return Share.each(loop.live["learner"].landed()) if "learner" in loop.live else super().consensus_share(loop)
 
     # -- a step ----------------------------------------------------------------------------------------------------------
 
