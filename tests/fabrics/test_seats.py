@@ -238,7 +238,9 @@ def test_who_comes_and_cannot_be_connected_to_does_not_end_the_others(crowd: Cro
         each.regroup(failure)
     assert first.epoch == second.epoch
     assert first.epoch.ranks == (0, 1)
-    with pytest.raises(PeerError, match=r"rank 2 has come to others .* and go on without it: check with `gossamer doctor"):
+    with pytest.raises(
+        PeerError, match=r"rank 2 has come to others .* and go on without it: check with `gossamer doctor"
+    ):
         third.regroup(failure)
 
 

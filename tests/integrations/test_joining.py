@@ -45,5 +45,5 @@ def test_who_comes_may_have_loaded_its_optimizer_at_a_later_step_of_a_schedule()
     later.step()
     schedule.step()
     joining._compare_with_the_first(worker, hyperparameters([later]), fabric)
-    with pytest.raises(PeerError, match="its set-up differs.*\n  the optimizer's group 0: .*weight_decay"):
+    with pytest.raises(PeerError, match=r"its set-up differs.*\n  the optimizer's group 0: .*weight_decay"):
         joining._compare_with_the_first(worker, hyperparameters([adamw(weight_decay=0.5)]), fabric)

@@ -267,9 +267,7 @@ def test_who_is_late_for_a_round_that_froze_is_woken(learners: Callable[..., Lea
 
 
 @pytest.mark.parametrize("recipe", ["decoupled_diloco(4)", "topk"])
-def test_the_store_outlives_rank_0_and_without_it_all_are_told(
-    learners: Callable[..., Learners], recipe: str
-) -> None:
+def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callable[..., Learners], recipe: str) -> None:
     """Also where no rank waits long for another one."""
     crew = learners(2, free_port(), recipe)
     crew.start(0, dies="computing")

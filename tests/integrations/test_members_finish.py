@@ -144,9 +144,7 @@ def apart() -> Iterator[Callable[..., Learners]]:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_who_ends_first_answers_the_rounds_of_those_who_still_train(
-    apart: Callable[..., Learners], size: int
-) -> None:
+def test_who_ends_first_answers_the_rounds_of_those_who_still_train(apart: Callable[..., Learners], size: int) -> None:
     """Their quorum is larger than the number of those who do."""
     store = hold()
     crew = apart(size, store.port, "allreduce + quorum_rounds(4, quorum=2)", 5.0)
@@ -157,7 +155,6 @@ def test_who_ends_first_answers_the_rounds_of_those_who_still_train(
     (looked, end), *others = outcomes
     assert looked[0] != looked[1]
     assert all(each == (looked, end) for each in others)
-
 
 
 # -- one comes where the others look at the consensus ----------------------------------------------------------------------
@@ -256,3 +253,47 @@ def test_who_comes_between_two_steps_does_not_disturb_what_the_others_do_there(
     for _, told, *_ in outcomes[:2]:
         said = [t.partition("not here: ")[2] for t in told if "not here: " in t]
         assert said == ["the model is this rank's own", *(["ranks are not compared"] if how != SAVING else [])]
+
+
+# -- one dies while the others wait for its messages -----------------------------------------------------------------------
+
+
+def learn_and_rest(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    """A user's loop that uses the network for itself after each step."""
+    torch.set_num_threads(1)
+    torch.manual_seed(rank)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    group = gossamer.members(silence)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
+        while comm.step < 2 * STEPS:
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            if rank == 2 and comm.step == STEPS:
+                time.sleep(1.0)  # the others wait
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            comm.quiet()
+        comm.finish()
+        pipe.send((comm.present, flat(model).tolist()))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+@pytest.fixture
+def resters() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn_and_rest)
+
+
+def test_who_waits_for_messages_of_one_that_dies_waits_for_those_who_are_left(resters: Callable[..., Learners]) -> None:
+    store = hold()
+    crew = resters(3, store.port, "osgp", 5.0)
+    for rank in range(3):
+        crew.start(rank)
+    outcomes = [crew.hear(rank) for rank in (0, 1)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][0] == (0, 1)

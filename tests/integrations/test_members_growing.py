@@ -159,7 +159,9 @@ def die_in_a_plan(comm: gossamer.Communicator) -> None:
     weights.share_out = dying  # type: ignore[assignment]
 
 
-def learn_by_shares(number: int, least: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+def learn_by_shares(
+    number: int, least: int, port: int, recipe: str, silence: float, how: str, pipe: Connection
+) -> None:
     """A user's loop that plans shares after each step, when who has just come is not there."""
     torch.set_num_threads(1)
     torch.manual_seed(number)

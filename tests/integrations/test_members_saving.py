@@ -240,7 +240,9 @@ def test_what_another_run_has_saved_is_not_taken_for_this_ones(tmp_path: Path) -
 
     run(resumes=False)
     run(resumes=True)
-    with pytest.raises(CheckpointError, match="step1 holds a checkpoint already; save each checkpoint to its own folder"):
+    with pytest.raises(
+        CheckpointError, match="step1 holds a checkpoint already; save each checkpoint to its own folder"
+    ):
         run(resumes=False)
 
 

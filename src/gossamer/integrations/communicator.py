@@ -44,7 +44,9 @@ class Communicator(RunFacts):
         self._notice = StopNotice(steps)
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._last_checkpoint: tuple[Path, int] | None = None  # that was loaded, or begun to be saved among members(), and its step
+        self._last_checkpoint: tuple[Path, int] | None = (
+            None  # that was loaded, or begun to be saved among members(), and its step
+        )
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -135,7 +137,13 @@ class Communicator(RunFacts):
                 f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
                 "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
             )
-        self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+        while True:  # where a rank is lost meanwhile, for messages of those who are left
+            try:
+                self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+            except MembersChanged:
+                self.take_part()
+            else:
+                return
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.

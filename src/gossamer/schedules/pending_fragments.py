@@ -40,12 +40,12 @@ class PendingFragment:
         if not self.landing:
             return
         states, values = self.loop.states, self.landed()
-        if self.landing == "progress" and self.steps:
-            # On a device the next answer finds it: here the host would wait for the device.
-            if values[0].device.type == "cpu" and not all_finite(values):
-                self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
-                self.loop.record.round_dropped()
-                self.loop.record.finite(None, False)
+        kept = self.landing == "progress" and self.steps
+        # On a device the next answer finds it: here the host would wait for the device.
+        if kept and values[0].device.type == "cpu" and not all_finite(values):
+            self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
+            self.loop.record.round_dropped()
+            self.loop.record.finite(None, False)
         self.loop.write(values)
         for state in states:
             state.pop("start", None)
