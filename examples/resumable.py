@@ -53,5 +53,6 @@ with gossamer.attach(model, optimizer, asked.recipe) as comm, comm.leaving_at(se
         print(f"trained to step {comm.step} in epoch {order.epoch}", flush=True)
 
 if ended and dist.get_rank() == 0:
-    torch.save(model.state_dict(), asked.folder / "model.pt")
+    torch.save(model.state_dict(), part := asked.folder / "model.part")
+    part.replace(asked.folder / "model.pt")  # whole from the first: launchers take it for the end of the run
 dist.destroy_process_group()

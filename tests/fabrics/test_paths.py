@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,16 @@ def test_ranks_that_share_a_gpu_are_told_before_nccl_fails(gang2: Gang) -> None:
     assert kind == "AttachError"
     assert text.startswith("ranks 0, 1 share one GPU, GPU-7 of here, and NCCL refuses that: ")
     assert "process_group=torch.distributed.new_group(backend='gloo')" in text
+
+
+def test_clones_of_a_machine_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Virtual machines of one image have one name, and `nodes="hosts"` would average densely between them."""
+    monkeypatch.delenv("NCCL_HOSTID", raising=False)
+    monkeypatch.setattr(nccl.socket, "gethostname", lambda: "vm")
+    monkeypatch.setattr(nccl, "BOOT", tmp_path / "boot")
+    assert nccl.machine() == "vm"
+    names = set[str]()
+    for boot in ("3f2c1b9e-8a1d\n", "77aa0000-8a1d\n"):
+        nccl.BOOT.write_text(boot)
+        names.add(nccl.machine())
+    assert names == {"vm 3f2c1b9e", "vm 77aa0000"}

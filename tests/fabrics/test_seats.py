@@ -1,5 +1,6 @@
 """Seats: who may start and come, which seat each gets, and what is refused before anybody waits."""
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -221,6 +222,45 @@ def test_who_was_frozen_and_kept_its_seat_comes_back(crowd: Crowd) -> None:
     assert first.epoch == second.epoch
 
 
+def test_who_comes_and_cannot_be_connected_to_does_not_end_the_others(crowd: Crowd) -> None:
+    """It beats, so that nobody is missing, and each attempt to connect fails."""
+    first, second = crowd.start(2)
+    third, failure = crowd.member(), PeerError("connection refused")
+    future = crowd.enter(third)
+    wait_for(lambda: first.latest().number > first.epoch.number)
+    for each in (first, second):
+        each.regroup(RuntimeError("called"))
+    future.result(30.0)
+    for each in (first, second, third):
+        each.regroup(failure)
+    assert first.epoch.ranks == (0, 1, 2)
+    for each in (first, second):
+        each.regroup(failure)
+    assert first.epoch == second.epoch
+    assert first.epoch.ranks == (0, 1)
+    with pytest.raises(
+        PeerError, match=r"rank 2 has come to others .* and go on without it: check with `gossamer doctor"
+    ):
+        third.regroup(failure)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 9, 700])
+def test_who_comes_finds_the_latest_of_many_generations_in_few_requests(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Each is a round trip, and the others wait for whoever comes."""
+    member = Members(HashStore(), 0, 4)
+    for number in range(1, count + 1):
+        member.store.raise_flag(f"epoch/{number}", json.dumps([number, 1, [0], [number]]))
+    asked, ask = list[str](), SharedStore.flag_is_up
+    monkeypatch.setattr(SharedStore, "flag_is_up", lambda store, name: asked.append(name) or ask(store, name))
+    assert member.latest() == (count, 1, (0,), (count,))
+    assert len(asked) <= 2 * count.bit_length() + 1
+    member.epoch, known = member.latest(), len(asked)
+    assert member.latest() is member.epoch
+    assert len(asked) == known + 1
+
+
 def test_weights_are_those_of_who_is_there(crowd: Crowd) -> None:
     first, second = crowd.start(2)
     assert first.weights == ()
@@ -343,6 +383,8 @@ AT = "127.0.0.1:29500"
         ({"store": AT}, {}, r"does not know how many can take part: give members\(most=\)"),
         ({"most": 4}, {}, r"MASTER_PORT is ''.*or give members\(store="),
         ({"most": 4, "store": "10.0.0.1"}, {}, "give the store's address as 'host:port'"),
+        ({"most": 4, "store": "10.0.0.1:70000"}, {}, "the store's port is 70000: give a number from 1 to 65535"),
+        ({"most": 4}, {"MASTER_PORT": "0"}, "the store's port is 0"),
         ({"most": 4, "store": AT}, {"RANK": "4"}, "RANK is 4 and there are 4 seats"),
         ({"most": 4, "store": AT}, {"RANK": "two"}, "RANK is 'two', not a number"),
         ({"most": 4, "store": AT, "silence": 0}, {}, r"silence=0"),

@@ -1,7 +1,9 @@
 """Whatever goes wrong on one rank, every rank hears of it in time, and learns who and where."""
 
+import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,10 +11,13 @@ import torch
 import torch.distributed as dist
 from tests.gang import Gang, GangError
 from tests.marked import SLACK
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.core import verbs
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.core.verbs import AllToAll, Compute, Program
+from gossamer.fabrics.liveness.store import SharedStore
+from gossamer.fabrics.torch.driver import NetworkDriver
 from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
@@ -321,3 +326,42 @@ def lives(rank: int, size: int) -> int:
 def test_a_rank_that_was_to_die_and_has_not_is_an_error(gang2: Gang) -> None:
     with pytest.raises(GangError, match="rank 1 of 2:\nit was to die, and returned 1"):
         gang2.run(lives, lost=[1])
+
+
+def over_two_cards(rank: int, size: int, before: int) -> tuple[list[float], str, bool]:
+    """Rank 1 makes one request fewer than the others; is their thread free of gloo afterwards?"""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("GLOO_SOCKET_IFNAME", "lo,lo")
+        fabric = TorchFabric(deadline=2.0, patience="work", check=0)
+    sums = [float(fabric.run(verbs.all_reduce(torch.ones(1)))) for _ in range(before)]
+    thread, kind = fabric.session.lanes["comm"].thread._thread, ""
+    if rank != 1:
+        kind, _, _ = failure(fabric, lambda: fabric.run(verbs.all_reduce(torch.ones(1))))
+        thread.join(SLACK)
+    dist.barrier()
+    fabric.close()
+    return sums, kind, thread.is_alive()
+
+
+@pytest.mark.parametrize("before", [2, 3])
+def test_gloo_connects_over_several_network_cards_and_is_torn_off_all(gang2: Gang, before: int) -> None:
+    """Requests take turns over them."""
+    (sums, kind, stuck), (others, *_) = gang2.run(over_two_cards, before)
+    assert sums == others == [2.0] * before
+    assert kind == "PeerError"
+    assert not stuck
+
+
+def test_a_wait_in_the_store_ends_where_the_members_are_to_meet_again() -> None:
+    """A shard's ranks have a part of the store, in which nobody says that the generation has ended."""
+    parent: Any = SimpleNamespace(members=SimpleNamespace(is_called=False), amend=None)
+    pulse: Any = None
+    driver = NetworkDriver(parent, "comm", SharedStore(HashStore(), 0, 2), pulse, 0, torch.device("cpu"))
+    waits = threading.Thread(target=driver._poll, args=(lambda: False, halt := threading.Event()), daemon=True)
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+    parent.members.is_called = True
+    waits.join(SLACK)
+    assert not waits.is_alive()
+    halt.set()

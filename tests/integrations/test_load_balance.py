@@ -1,5 +1,6 @@
 """Unequal machines: shares by speed, and the mean of all samples whatever they are."""
 
+import time
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from tests.fabrics import streams
 from tests.gang import Gang
 from tests.integrations.loops import Awkward, attached, data, flat, same, sgd
 from tests.integrations.test_weights import nesterov, step_on
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.core.errors import GossamerError
 from gossamer.core.load_balance import divided, planned, step_seconds
@@ -83,6 +84,27 @@ def test_training_by_shares_is_that_of_all_rows_in_one_batch(gang2: Gang, recipe
     assert same(model, other)
     exact = 1e-7 if "topk" in recipe else 1e-12  # whose values travel as float32
     torch.testing.assert_close(model, flat(alone), rtol=exact, atol=exact)
+
+
+def at_own_pace(rank: int, size: int) -> list[int]:
+    """Plan before each step; rank 1 is slow, so that rank 0 waits for its plan while rank 1 has rounds to close."""
+    model, shares = nn.Linear(2, 1), list[int]()
+    with attached("allreduce + quorum_rounds(4, quorum=2)", model, sgd) as (_, optimizer, comm):
+        while comm.step < 12:
+            shares.append(comm.share(8))
+            time.sleep(0.05 * rank)
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+        comm.finish()
+    return shares
+
+
+@pytest.mark.gang
+def test_who_waits_for_a_plan_answers_the_rounds_of_those_who_have_not_come_to_it(gang2: Gang) -> None:
+    first, second = gang2.run(at_own_pace)
+    assert len(first) == len(second) == 12
+    assert all(one + other == 8 for one, other in zip(first, second))
 
 
 def refused(rank: int, size: int, recipe: str, given: tuple[dict[str, Any], ...]) -> str:

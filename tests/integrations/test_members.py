@@ -266,8 +266,10 @@ def test_who_is_late_for_a_round_that_froze_is_woken(learners: Callable[..., Lea
     assert [t.partition(": ")[2] for t in told] == ["rank 1 is lost; the others go on, and it may come back"]
 
 
-def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callable[..., Learners]) -> None:
-    crew = learners(2, free_port(), "decoupled_diloco(4)")
+@pytest.mark.parametrize("recipe", ["decoupled_diloco(4)", "topk"])
+def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callable[..., Learners], recipe: str) -> None:
+    """Also where no rank waits long for another one."""
+    crew = learners(2, free_port(), recipe)
     crew.start(0, dies="computing")
     crew.start(1)
     (_, (holder,)), _ = crew.hear(0), crew.hear(1)
@@ -283,6 +285,24 @@ def test_the_store_outlives_rank_0_and_without_it_all_are_told(learners: Callabl
         error = crew.hear(rank)
         assert isinstance(error, PeerError)
         assert "the store that holds the list of members does not answer" in str(error)
+
+
+def test_who_trains_alone_is_told_that_the_store_is_gone(learners: Callable[..., Learners]) -> None:
+    """It waits for nobody, and others could begin anew in another store."""
+    crew = learners(2, free_port(), "local_sgd(4)")
+    for rank in range(2):
+        crew.start(rank)
+    (_, (holder,)), _ = crew.hear(0), crew.hear(1)
+    try:
+        client = TCPStore("127.0.0.1", crew.port, None, False, timedelta(seconds=60), wait_for_workers=False)
+        everybody = Members(client, 0, 2)
+        crew.processes[1].kill()
+        wait_for(lambda: everybody.latest().ranks == (0,))
+    finally:
+        os.kill(holder, signal.SIGKILL)
+    error = crew.hear(0)
+    assert isinstance(error, PeerError)
+    assert "the store that holds the list of members does not answer" in str(error)
 
 
 def test_a_recipe_that_cannot_go_on_is_refused() -> None:

@@ -7,10 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 import torch
 from tests.gang import free_port
+from tests.integrations.last_step import LastStep, end_with
 from tests.integrations.test_members import Learners, hold, is_enough, made_by
 from tests.marked import wait_for
 from torch import nn
@@ -19,10 +21,11 @@ import gossamer
 from gossamer.core.errors import GossamerError, PeerError
 from gossamer.fabrics.liveness import store_server
 from gossamer.fabrics.liveness.members import Members
+from gossamer.integrations import weights
 
 pytestmark = pytest.mark.gang
 
-MOST, SAMPLES = 4, 12
+MOST, SAMPLES, FAR = 4, 12, 12
 LAST = (0, 2)  # who is left in the end where shares are planned
 SPEED = {0: 1.0, 1: 2.0, 2: 3.0}  # samples a second
 
@@ -142,6 +145,76 @@ def test_shares_follow_who_is_there(learners: Callable[..., Learners]) -> None:
     assert outcomes[0][-1] == [((0, 1), 4), ((0, 1, 2), 2), ((0, 2), 3)]
     assert outcomes[2][-1] == [((0, 1, 2), 6), ((0, 2), 9)]
     assert outcomes[0][1] == outcomes[2][1]
+
+
+def die_in_a_plan(comm: gossamer.Communicator) -> None:
+    """Kill this process when it is about to plan shares, for which the others wait."""
+    share_out = weights.share_out
+
+    def dying(*args: Any) -> Any:
+        if comm.step >= FAR:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return share_out(*args)
+
+    weights.share_out = dying  # type: ignore[assignment]
+
+
+def learn_by_shares(
+    number: int, least: int, port: int, recipe: str, silence: float, how: str, pipe: Connection
+) -> None:
+    """A user's loop that plans shares after each step, when who has just come is not there."""
+    torch.set_num_threads(1)
+    torch.manual_seed(number)
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        group = gossamer.members(silence, least=least, most=MOST, store=f"127.0.0.1:{port}")
+        model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        comm, shares = gossamer.attach(model, optimizer, recipe, group, deadline=30.0), set[tuple[int, int]]()
+        pipe.send(comm.step)
+        if how:
+            die_in_a_plan(comm)
+        end = LastStep(comm, group.store, comm.rank)
+        while not end.is_over():
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            share = comm.share(SAMPLES, seconds=1.0)
+            shares.add((len(comm.present), share))
+            time.sleep(0.005)
+        comm.finish()
+        flat = torch.cat([p.detach().view(-1) for p in model.parameters()])
+        pipe.send((shares, flat.tolist(), comm.present))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+@pytest.fixture
+def sharers() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn_by_shares)
+
+
+@pytest.mark.parametrize("recipe", ["topk", pytest.param("local_sgd(4)", marks=pytest.mark.slow)])
+def test_one_is_lost_while_shares_are_planned_and_comes_back_where_it_does_not_plan(
+    sharers: Callable[..., Learners], recipe: str
+) -> None:
+    store = hold()
+    crew, everybody = sharers(3, store.port, recipe, 5.0), Members(store, None, MOST, least=3)
+    for number in (10, 11, 12):
+        crew.start(number, dies="dies" if number == 12 else "")
+    for number in (10, 11, 12):
+        assert crew.hear(number) == 0
+    crew.processes[12].join(300.0)
+    wait_for(lambda: len(everybody.latest().ranks) == 2, what=lambda: f"{everybody.latest()}")
+    crew.start(13)
+    assert crew.hear(13) >= FAR
+    end_with(everybody.store, 3)
+    outcomes = [crew.hear(number) for number in (10, 11, 13)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    assert [shares for shares, *_ in outcomes] == [{(3, 4), (2, 6)}, {(3, 4), (2, 6)}, {(3, 4)}]
+    assert all(each[1:] == (outcomes[0][1], (0, 1, 2)) for each in outcomes)
 
 
 def test_who_comes_with_another_recipe_is_refused_and_the_others_go_on(learners: Callable[..., Learners]) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from gossamer.checkpoints import folder as dcp_folder
 from gossamer.core.errors import CheckpointError, GossamerError
 from gossamer.core.verbs import Program
 from gossamer.fabrics.liveness.members import Members
-from gossamer.integrations import consensus
+from gossamer.integrations import checkpoint, consensus
 from gossamer.integrations.shared import SharedBuffers
 from gossamer.runtime import Worker
 
@@ -223,3 +223,93 @@ def test_what_cannot_be_saved_together_is_refused(tmp_path: Path) -> None:
             pytest.raises(CheckpointError, match=why),
         ):
             gossamer.checkpoint.save(comm, tmp_path / "step0", **keywords)
+
+
+def test_what_another_run_has_saved_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    """Of this one, a step that is taken again is saved already."""
+
+    def run(resumes: bool) -> None:
+        model, optimizer = fresh()
+        with gossamer.attach(model, optimizer, "allreduce", Members(hold(), 0, 1)) as comm:
+            if resumes:
+                gossamer.checkpoint.resume(comm, tmp_path)
+            else:
+                step(model, optimizer)
+            for _ in range(2):
+                gossamer.checkpoint.save(comm, tmp_path / "step1")
+
+    run(resumes=False)
+    run(resumes=True)
+    with pytest.raises(
+        CheckpointError, match="step1 holds a checkpoint already; save each checkpoint to its own folder"
+    ):
+        run(resumes=False)
+
+
+def learn_and_resume(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    """A user's loop that resumes from a folder (`how`). Rank 0 is slow to read it, and rank 2 asks to be let in meanwhile."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size)}
+    group = gossamer.members(silence, least=2, most=size, store=f"127.0.0.1:{port}")
+    held_in = checkpoint._held_in
+
+    def slowly(folder: Path) -> dict[str, Any]:
+        if rank == 0:
+            wait_for(lambda: 2 in group.seats.beats())
+            time.sleep(4.0)
+        return held_in(folder)
+
+    checkpoint._held_in = slowly
+    model, optimizer = fresh()
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        comm = gossamer.attach(model, optimizer, recipe, group, deadline=60.0)
+        resumed = gossamer.checkpoint.resume(comm, how)
+        began, end = comm.step, LastStep(comm, group.store, rank)
+        while not end.is_over():
+            step(model, optimizer)
+            time.sleep(0.005)
+        comm.finish()
+        pipe.send((str(resumed).partition(how)[0], began, flat(model).tolist(), comm.present))
+    except GossamerError as error:
+        pipe.send(error)
+
+
+def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.fixture
+def resumers() -> Iterator[Callable[..., Learners]]:
+    yield from made_by(loop=learn_and_resume)
+
+
+def test_who_comes_while_the_others_load_a_checkpoint_waits_for_their_first_step(
+    resumers: Callable[..., Learners], tmp_path: Path
+) -> None:
+    model, optimizer = fresh()
+    with gossamer.attach(model, optimizer, "topk") as comm:
+        for _ in range(7):
+            step(model, optimizer)
+        gossamer.checkpoint.save(comm, tmp_path / "step7")
+    store = hold()
+    crew, members = resumers(3, store.port, "topk", 5.0), Members(store, 0, 3)
+    for rank in (0, 1):
+        crew.start(rank, dies=str(tmp_path))
+    wait_for(lambda: members.latest().ranks == (0, 1))
+    crew.start(2, dies=str(tmp_path))
+    wait_for(lambda: members.latest().ranks == (0, 1, 2))
+    end_with(members.store, 3)
+    outcomes = [crew.hear(rank) for rank in range(3)]
+    assert all(isinstance(each, tuple) for each in outcomes), outcomes
+    assert [said.partition(" ")[0] for said, *_ in outcomes] == ["resumed", "resumed", "came"]
+    assert [began for _, began, *_ in outcomes][:2] == [7, 7]
+    assert outcomes[2][1] > 7
+    assert all(each[2:] == (outcomes[0][2], (0, 1, 2)) for each in outcomes)

@@ -1,9 +1,11 @@
 """A quorum over rounds on real processes: late learners hold up nobody, and all end with one model."""
 
+import time
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from tests.gang import Gang
 from tests.integrations.loops import SMALL, attached, flat, learning, loss_of, same, simulated, trained
@@ -65,6 +67,32 @@ def test_nobody_waits_for_a_late_learner_and_all_end_with_one_model(gang4: Gang,
     # A round opens every three steps of somebody, and two of them have landed before the late one ends its first step.
     assert outcomes[0]["rounds"] >= 3
     assert outcomes[0]["accepted"][2] <= outcomes[0]["rounds"] - 2
+
+
+def by_one(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def one_is_done_early(rank: int, size: int) -> tuple[float, float]:
+    """Rank 0 waits for the consensus while rank 1 trains through many rounds; each step moves the weight by one."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    with attached("allreduce + quorum_rounds(4, momentum=0.0, rate=1.0)", model, by_one) as (_, optimizer, comm):
+        while comm.step < (80 if rank else 8):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            time.sleep(0.005)
+        own = float(model.weight)
+        comm.finish()
+        return own, float(model.weight)
+
+
+def test_who_was_done_early_gives_the_consensus_what_all_have_trained_since(gang2: Gang) -> None:
+    (early, end), (late, other) = gang2.run(one_is_done_early)
+    assert end == other
+    assert late < 3 * early < 0
+    assert abs(end - late) < 0.2 * abs(late - early)
 
 
 def test_of_all_ranks_it_is_diloco_bit_for_bit(gang2: Gang) -> None:

@@ -94,6 +94,18 @@ def test_a_save_that_was_cut_off_is_passed_over_and_named(tmp_path: Path) -> Non
     assert said == f"resumed from {tmp_path}/step1; passed over, since their saves were cut off: step2"
 
 
+def test_a_checkpoint_that_is_half_deleted_does_not_keep_the_run_from_another_one(tmp_path: Path) -> None:
+    """Whoever removes old ones may be killed in the midst of it."""
+    for step in (1, 2, 3):
+        trained(tmp_path / f"step{step}", step)
+    for file in (tmp_path / "step1").glob("*.distcp"):
+        file.unlink()
+    (tmp_path / "step2" / ".metadata").write_bytes(b"")
+    with fresh() as comm:
+        said = str(gossamer.checkpoint.resume(comm, tmp_path))
+    assert said == f"resumed from {tmp_path}/step3; passed over, since their saves were cut off: step1, step2"
+
+
 @pytest.mark.parametrize("make", [True, False])
 def test_a_folder_without_a_complete_checkpoint_is_told(tmp_path: Path, make: bool) -> None:
     folder = tmp_path / "runs"

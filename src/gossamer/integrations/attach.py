@@ -213,7 +213,6 @@ def _train_among(members: Members, steps: StepLoop, comes: bool) -> None:
             steps.regrouping.join_in()
             steps.take_part()
         steps.meter.restart()
-    members.at_work()
 
 
 def _optimizers_for(recipe: Recipe, model: nn.Module, given: object) -> tuple[Optimizer, ...]:

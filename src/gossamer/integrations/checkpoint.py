@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from gossamer.checkpoints.folder import Folder, read
 from gossamer.core.errors import CheckpointError
+from gossamer.core.verbs import MembersChanged
 from gossamer.integrations.all_ranks import LABEL, Attached, gathered, on_all
 from gossamer.integrations.checkpoint_reading import ORDER, DataOrder, Found, check_order, find, find_public, put
 from gossamer.integrations.checkpoint_writing import collect, in_host_memory, writing
@@ -70,21 +71,20 @@ def _save_once(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | 
     """
     began = time.monotonic()
     with comm.fabric.during(LABEL, comm.step):
-        held = gathered(comm, {"holds": _step_in(Path(path))})
-        if any(one["holds"] == comm.worker.step for one in held):
+        here = Path(path).resolve(), comm.worker.step
+        held = gathered(comm, {"holds": comm._last_checkpoint == here and (Path(path) / ".metadata").is_file()})
+        if any(one["holds"] for one in held):
             return
         entries = collect(comm, path, extra, order)
+        if comm.members_just_came:  # in the midst of it, and takes the next step meanwhile
+            raise MembersChanged("a rank has come in the midst of a save")
+        comm._last_checkpoint = here
         writes = writing(comm, path, entries, "comm")
         if comm.is_sharded:  # shards of a node ask one another after each request whether all have its answer
             comm.fabric.run(writes)
         else:
             run_to_its_end(comm.fabric, writes, comm.step)
     comm.took_to_save(path, time.monotonic() - began, is_over=True)
-
-
-def _step_in(path: Path) -> int | None:
-    """The step of the complete checkpoint in a folder, if there is one."""
-    return int(Folder(path).read("comm.step")) if (path / ".metadata").is_file() else None
 
 
 def load(
@@ -130,6 +130,8 @@ def load(
             on_all(comm, lambda: comm.load_state_dict(state))
         if isinstance(comm, Communicator) and tree:
             put(comm, tree)
+        if isinstance(comm, Communicator):
+            comm._last_checkpoint = Path(path).resolve(), comm.worker.step
         return tree.get("extra", {})
 
 
@@ -186,9 +188,12 @@ def _held_in(folder: Path) -> dict[str, Any]:
     steps, cut_off = dict[str, int](), list[str]()
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if (path / ".metadata").is_file():
-            held = Folder(path)
-            if "comm.step" in held:
-                steps[path.name] = int(held.read("comm.step"))
+            try:
+                held = Folder(path)
+                if "comm.step" in held:
+                    steps[path.name] = int(held.read("comm.step"))
+            except CheckpointError:  # half deleted, by a job that was killed while it removed old ones
+                cut_off.append(path.name)
         elif path.is_dir() and any(path.glob("*.distcp")):
             cut_off.append(path.name)
     return {"steps": steps, "cut off": cut_off}

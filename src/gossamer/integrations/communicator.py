@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from gossamer.checkpoints import state as checkpoints
 from gossamer.core.errors import AttachError, CheckpointError, GossamerError
 from gossamer.core.schedule import TrainsElsewhere
+from gossamer.core.verbs import MembersChanged
 from gossamer.integrations import consensus
 from gossamer.integrations.backward import Backward
 from gossamer.integrations.checks.wrappers import uncompiled
@@ -45,9 +48,13 @@ class Communicator(RunFacts):
         super().__init__(steps.worker, steps.fabric, steps.meter)
         self.model, self.optimizers = steps.model, steps.optimizers
         self._steps, self._backward = steps, backward
-        self._shares, self._notice = Shares(self.worker, self.fabric), StopNotice(steps)
+        self._shares = Shares(self.worker, self.fabric, lambda: steps.members_just_came)
+        self._notice = StopNotice(steps)
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
+        self._last_checkpoint: tuple[Path, int] | None = (
+            None  # that was loaded, or begun to be saved among members(), and its step
+        )
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)
@@ -76,7 +83,8 @@ class Communicator(RunFacts):
         all samples in one batch. `most` is the largest share that fits into this rank's memory. Let ranks draw from one
         pool of data, or from shards in proportion to their shares: `gossamer.data.Order` cuts its batches by them.
 
-        Under `members()` all plan anew after ranks were lost or have come.
+        Under `members()` all plan anew after ranks were lost or have come; before the first step with one that has come, all take
+        equal parts.
 
         Where FSDP2 shards the model, each rank of a replica takes the replica's share, and `samples` are those of one rank of each
         replica: it is planned by the slowest of its ranks.
@@ -137,7 +145,13 @@ class Communicator(RunFacts):
                 f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
                 "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
             )
-        self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+        while True:  # where a rank is lost meanwhile, for messages of those who are left
+            try:
+                self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+            except MembersChanged:
+                self.take_part()
+            else:
+                return
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
@@ -161,7 +175,8 @@ class Communicator(RunFacts):
         Under synchronous recipes the model is the consensus already, except for `accelerated`, which computes gradients at
         another point. Under local, overlapping and gossip recipes only the average over ranks is.
 
-        Inside of another one, such as that of a trainer, it changes nothing: the consensus is there already.
+        Inside of another one, such as that of a trainer, it changes nothing: the consensus is there already. Under `members()` it
+        changes nothing either, with a RuntimeWarning, where a rank has come since the last step, and so is not here.
         """
         if self.shows_consensus or not self._may_differ_from_the_consensus:
             yield
@@ -171,8 +186,9 @@ class Communicator(RunFacts):
         own, life = consensus.remember(self.model), self.fabric.present.life
         try:
             with self._during("consensus"):
-                self._swap_in(own)
-            self.shows_consensus = True
+                self.shows_consensus = self._swap_in(own)
+            if not self.shows_consensus:
+                self._warn_of_newcomers("the model is this rank's own")
             yield
         finally:
             self.shows_consensus = False
@@ -188,7 +204,7 @@ class Communicator(RunFacts):
         if self._may_differ_from_the_consensus:
             with self._during("finish"):
                 self._steps.settle_local()
-                self._swap_in(consensus.remember(self.model) if self.fabric.members else {})
+                self._swap_in(consensus.remember(self.model) if self.fabric.members else {}, ends=True)
         self.detach()
 
     @property
@@ -214,12 +230,19 @@ class Communicator(RunFacts):
             return False
         return consensus.is_held(self.worker)
 
-    def _swap_in(self, own: dict[str, Tensor]) -> None:
-        """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`."""
-        if self.fabric.members is None:
-            self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
-        else:
-            JointConsensus(self._steps, own).swap_in()
+    def _swap_in(self, own: dict[str, Tensor], ends: bool = False) -> bool:
+        """Write the consensus into the model; if a rank is lost and the others can go on, start again from `own`.
+
+        False, with `own`, if a rank has come and is not here; in the end (`ends`) it comes here too.
+        """
+        if self.fabric.members is not None:
+            return JointConsensus(self._steps, own).swap_in(ends)
+        self.fabric.run(consensus.swap_in(self.worker, self._steps.shared))
+        return True
+
+    def _warn_of_newcomers(self, so: str) -> None:
+        said = f"rank {self.rank}, step {self.step}: a rank has come since the last step, and is not here: {so}"
+        warnings.warn(said, RuntimeWarning, stacklevel=4)
 
     def heterogeneity(self, losses: Iterable[Tensor]) -> Heterogeneity:
         """Measure how much the ranks' gradients differ at the consensus model; all ranks call it together, between steps.
@@ -237,12 +260,22 @@ class Communicator(RunFacts):
             return self.fabric.run(heterogeneity(gradients_of(losses, parameters), self.worker.size))
 
     def check_sync(self) -> None:
-        """Compare hashes of the parameters and buffers that must be equal on all ranks; the error names those that differ."""
+        """Compare hashes of the parameters and buffers that must be equal on all ranks; the error names those that differ.
+
+        Under `members()` by those who are there, and not, with a RuntimeWarning, where a rank has come since the last step.
+        """
         if self.fabric.size > 1:
             self._require_one_step("check_sync")
             with self._during("check_sync"):
                 self._steps.settle_local()
-                self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
+                while not self.members_just_came:
+                    try:
+                        self.fabric.run(consensus.check(self.worker, self.model, self._steps.shared.agreed))
+                    except MembersChanged:
+                        self.take_part()
+                    else:
+                        return
+            self._warn_of_newcomers("ranks are not compared")
 
     # -- leaving -----------------------------------------------------------------------------------------------------
 
@@ -275,8 +308,7 @@ class Communicator(RunFacts):
     @property
     def members_just_came(self) -> bool:
         """True if ranks have come to `members()` since the last step; they are about to take the next one."""
-        regrouping = self._steps.regrouping
-        return regrouping is not None and regrouping.came_before == self.worker.step
+        return self._steps.members_just_came
 
     def take_part(self) -> None:
         """Take part in the rest of a step of others, where this rank was counted as lost and has just taken their state."""

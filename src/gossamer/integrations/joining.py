@@ -23,6 +23,9 @@ from gossamer.integrations.handshake import LIMIT, agree, compare, differences, 
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, Together, Worker, params_of
 
+# Hyperparameters that schedulers change, or keep beside those that they change.
+SCHEDULED = ("lr", "initial_lr", "max_lr", "min_lr", "momentum", "base_momentum", "max_momentum", "betas")
+
 
 class Plan(NamedTuple):
     """What this rank would train with, checked."""
@@ -106,10 +109,18 @@ def _compare_with_the_first(worker: Worker, facts: dict[str, Any], fabric: Torch
         theirs = json.loads(zlib.decompressobj().decompress(b64decode(text), LIMIT))
     except (ValueError, zlib.error):
         raise store.malformed("setup", text) from None
-    lines = differences([theirs, json.loads(json.dumps(facts))])
+    lines = differences([_at_any_step(one) for one in (theirs, json.loads(json.dumps(facts)))])
     if lines:
         raise PeerError(
             f"rank {worker.ranks.number} has come to others that train, and its set-up differs (0: the others, 1: this rank):\n  "
             + "\n  ".join(lines)
             + "\nGive it the same arguments and model, and the same version of gossamer."
         )
+
+
+def _at_any_step(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """A set-up without what changes in training: who comes may have loaded its optimizer's state of a later step."""
+    return {
+        key: {k: v for k, v in fact.items() if k not in SCHEDULED} if isinstance(fact, dict) else fact
+        for key, fact in facts.items()
+    }

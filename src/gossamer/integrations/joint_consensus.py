@@ -37,15 +37,22 @@ class JointConsensus:
     def __init__(self, steps: StepLoop, own: Mapping[str, Tensor]) -> None:
         """`own` are copies of the model's parameters and buffers."""
         self._steps, self._worker, self._fabric = steps, steps.worker, steps.fabric
+        self._own = dict(own)
         self._kept, self._has = dict(own), False  # once the model is the consensus, `_has` is true, and `_kept` is that
         self._life = steps.fabric.present.life
 
-    def swap_in(self) -> None:
-        """Returns with the model of the others where this rank was counted as lost meanwhile: they have ended this without it."""
+    def swap_in(self, ends: bool) -> bool:
+        """Returns with the model of the others where this rank was counted as lost meanwhile: they have ended this without it.
+
+        False, with this rank's own model, where a rank has come since the last step: it is not here, unless all `ends` here.
+        """
         while not self._is_anew:
+            if self._steps.members_just_came and not ends:
+                consensus.restore(self._steps.model, self._own)
+                return False
             try:
-                if self._attempt_jointly():
-                    return
+                if self._attempt_jointly() and (ends or not self._steps.members_just_came):
+                    return True
             except MembersChanged:
                 if not self._is_anew:
                     self._return()
@@ -55,6 +62,7 @@ class JointConsensus:
                 if self._has and not self._is_anew:
                     self._return()
         self._steps.take_part()  # the others may be in the midst of a step
+        return True
 
     @property
     def _is_anew(self) -> bool:
@@ -94,6 +102,9 @@ class JointConsensus:
 
     def _vote(self) -> Program[list[bool]]:
         """Who has the consensus, by rank."""
+        # Who counts its own steps offers its own model to a round in which others may wait for their quorum.
+        if not self._has:
+            yield from self._worker.rest()
         votes = yield from numbers_of_all([self._has], torch.uint8, self._worker.device)
         return [bool(vote) for (vote,) in votes]
 

@@ -140,7 +140,7 @@ class Regrouping:
         begun = everyone[giver]["step"] if everyone[giver]["stage"] else 0
         self._steps.shared.members_changed(takes[worker.rank], begun)
         if len(at_work) < len(everyone):
-            self.came_before = worker.step + bool(self._steps.stage)
+            self.came_before = _done(everyone[giver]) + 1  # this rank may be behind
         self._comes, self._life = self._comes and self._joins, present.life
         yield from worker.averaging.launch_again()
 

@@ -65,6 +65,11 @@ class StepLoop:
         self.state = after(self.state, event)
 
     @property
+    def members_just_came(self) -> bool:
+        """True if ranks have come since the last step: they are about to take the next one, and not where this rank is between steps."""
+        return self.regrouping is not None and self.regrouping.came_before == self.worker.step
+
+    @property
     def averages_gradients(self) -> bool:
         """True if the current step averages gradients."""
         return self.worker.recipe.schedule.averages(self.worker.step)
@@ -320,6 +325,8 @@ class StepLoop:
             self._finish(descended=any(self._done.values()))
         if over and stepped:
             self.meter.step_ended()
+        if over and self.fabric.members is not None and self.fabric.size > 1:
+            self.fabric.members.step_ended()
         if over and self.parting is not None:
             self.parting.after_step()
             if self.parting.has_left:

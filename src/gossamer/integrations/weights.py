@@ -1,5 +1,6 @@
 """Weights of ranks in averages: as given, or as ranks plan how many samples each takes."""
 
+from collections.abc import Callable
 from math import isfinite
 from time import perf_counter
 from typing import NamedTuple
@@ -9,12 +10,12 @@ import torch
 from gossamer.core.errors import AttachError, GossamerError, PeerError
 from gossamer.core.load_balance import check, planned
 from gossamer.core.stream_events import DeviceMoment
-from gossamer.core.verbs import Program
+from gossamer.core.verbs import MembersChanged, Program
 from gossamer.fabrics.ledger import Ledger
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.requirements import WEIGHTED, refuse
 from gossamer.integrations.handshake import agree, numbers_of_all
-from gossamer.integrations.joint_consensus import outlive
+from gossamer.integrations.joint_consensus import outlive, up_to_a_change
 from gossamer.runtime import ReplicaRanks, Worker
 
 EARLY, EVERY = (0, 3, 8, 16, 32), 64  # calls of `share` at which ranks plan: a few early ones, then every 64th
@@ -113,40 +114,70 @@ class Stopwatch:
 class Shares:
     """The samples of each rank, as `comm.share` has planned them last."""
 
-    def __init__(self, worker: Worker, fabric: TorchFabric) -> None:
-        self._worker, self._fabric = worker, fabric
+    def __init__(self, worker: Worker, fabric: TorchFabric, members_just_came: Callable[[], bool]) -> None:
+        self._worker, self._fabric, self._members_just_came = worker, fabric, members_just_came
         self._begin_anew()
 
     def mine(self, samples: int, seconds: float | None, most: int | None) -> int:
-        """This rank's share of so many samples, planned anew if it is time, or if the `seconds` of a sample are given."""
+        """This rank's share of so many samples, planned anew if it is time, or if the `seconds` of a sample are given.
+
+        A rank that has just come may not be here: it may call this after its first step. Until then all take equal parts.
+        """
         if self._fabric.size == 1:
             return samples
         self._follow_present()
+        if self._members_just_came():
+            return self._equal_part(samples, most)
         if seconds is None:
             mine = self._planned[self._worker.rank] if self._planned else 1
             if not self._watch.stop(mine) and sum(self._planned) == samples:
                 self._watch.start()
                 return mine
             seconds = self._watch.seconds()
-        self._plan(samples, seconds, most)
+        if not self._plan(samples, seconds, most):
+            return self._equal_part(samples, most)
         self._watch.start()
         return self._planned[self._worker.rank]
 
-    def _plan(self, samples: int, seconds: float, most: int | None) -> None:
-        while True:
-            try:
-                program = share_out(self._worker, samples, seconds, most, self._planned)
-                self._planned = self._fabric.run(program, "comm.share", self._worker.step - 1)
-            except PeerError as failure:
-                outlive(self._worker, self._fabric, failure)
-                self._follow_present()
-            else:
-                return
+    def _plan(self, samples: int, seconds: float, most: int | None) -> bool:
+        """Plan with all ranks, and again if one is lost meanwhile; False if one has come."""
+        while (found := self._attempt(samples, seconds, most)) is None:
+            anew = self._follow_present()
+            if self._members_just_came():
+                return False
+            if anew:
+                self._watch.stop(1)  # this call is the first one since then
+        self._planned = found
+        return True
 
-    def _follow_present(self) -> None:
+    def _attempt(self, samples: int, seconds: float, most: int | None) -> list[int] | None:
+        """Plan with those who are there now; None if that has changed."""
+        began = self._generation
+        program = share_out(self._worker, samples, seconds, most, self._planned)
+        planning = self._worker.jointly(up_to_a_change(program, lambda: self._generation == began))
+        try:
+            found = self._fabric.run(planning, "comm.share", self._worker.step - 1)
+        except MembersChanged:
+            return None
+        except PeerError as failure:
+            outlive(self._worker, self._fabric, failure)
+            return None
+        return found if self._generation == began else None
+
+    @property
+    def _generation(self) -> int:
+        return 0 if self._fabric.reunion is None else self._fabric.reunion.generation
+
+    def _equal_part(self, samples: int, most: int | None) -> int:
+        part = max(samples // self._worker.size + (self._worker.rank < samples % self._worker.size), 1)
+        return part if most is None else min(part, most)
+
+    def _follow_present(self) -> bool:
         """Plan anew, at equal calls from now on, if ranks were lost or have come since the last plan."""
-        if self._among != self._worker.ranks.present:
+        changed = self._among != self._worker.ranks.present
+        if changed:
             self._begin_anew()
+        return changed
 
     def _begin_anew(self) -> None:
         self._planned, self._among = list[int](), self._worker.ranks.present
@@ -174,10 +205,13 @@ def _slowest_of_a_replica(
 def share_out(worker: Worker, samples: int, seconds: float, most: int | None, now: list[int]) -> Program[list[int]]:
     """Plan the shares of all ranks, the same plan on each; from then on a rank's weight is its share."""
     refusal = None
+    yield from worker.rest()  # who counts its own steps is perhaps in a round that waits for its quorum
     try:
         seconds, most = _slowest_of_a_replica(worker.replica, samples, seconds, most)
         check(samples, seconds, most, worker.size)
         refuse_weights(worker)
+    except MembersChanged:
+        raise
     except GossamerError as error:
         refusal = error
     yield from agree(refusal, worker.device)

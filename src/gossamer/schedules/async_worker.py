@@ -96,6 +96,10 @@ class AsyncWorker:
                 yield from self._answer()
             yield from self._closing.pass_by(latest)
 
+    def goes_on(self) -> None:
+        """Let the training thread answer again: it begins a step."""
+        self._closing.resting = False
+
     def settle(self, said: int) -> Program[None]:
         """Take the closed rounds and the open one, while all ranks rest. Writes no parameters.
 
@@ -111,6 +115,11 @@ class AsyncWorker:
             yield from self._take()
         self._closing.resting = False
         self.keep()
+
+    def landed(self) -> list[Tensor]:
+        """The model as it is once the rounds that are settled are written: while this rank rested there may have been many."""
+        values = {id(b): value for f in self._fragments for b, value in zip(f.loop.buckets, f.landed())}
+        return [values[id(bucket)] for bucket in self._loop.buckets]
 
     def say(self) -> int:
         """Return twice the number of this rank's round, plus 1 if this rank has answered it."""

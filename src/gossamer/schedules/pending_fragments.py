@@ -39,19 +39,24 @@ class PendingFragment:
         """Write the moved anchor to the parameters, with the local progress if it is kept."""
         if not self.landing:
             return
-        states = self.loop.states
-        values = [s["anchor"] for s in states]
-        if self.landing == "progress" and self.steps:
-            values = [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
-            # On a device the next answer finds it: here the host would wait for the device.
-            if values[0].device.type == "cpu" and not all_finite(values):
-                self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
-                self.loop.record.round_dropped()
-                self.loop.record.finite(None, False)
+        states, values = self.loop.states, self.landed()
+        kept = self.landing == "progress" and self.steps
+        # On a device the next answer finds it: here the host would wait for the device.
+        if kept and values[0].device.type == "cpu" and not all_finite(values):
+            self.steps, self.tokens, values = 0, 0.0, [s["anchor"] for s in states]
+            self.loop.record.round_dropped()
+            self.loop.record.finite(None, False)
         self.loop.write(values)
         for state in states:
             state.pop("start", None)
         self.landing = ""
+
+    def landed(self) -> list[Tensor]:
+        """The model that `write` sets the parameters to."""
+        states = self.loop.states
+        if self.landing == "progress" and self.steps:
+            return [x.sub_(s["start"]).add_(s["anchor"]) for x, s in zip(self.loop.parameters(), states)]
+        return [s["anchor"] for s in states] if self.landing else self.loop.parameters()
 
     def forget(self) -> None:
         """Discard the pending steps; the next `write` sets the parameters to the anchor."""

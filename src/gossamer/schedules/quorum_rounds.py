@@ -13,7 +13,7 @@ from gossamer.core.contracts import Policy
 from gossamer.core.loop import BucketView, Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice, LogRange, Range
-from gossamer.core.schedule import Elastic, Schedule, Shape
+from gossamer.core.schedule import Elastic, Schedule, Shape, Share
 from gossamer.core.verbs import OptimizerStep, Program, all_reduce
 from gossamer.schedules import fragments as pieces
 from gossamer.schedules.async_worker import AsyncWorker
@@ -179,10 +179,15 @@ class QuorumRounds(Schedule, Elastic):
         pieces.refuse_empty(self, shapes, of, [f"the {p + 1}." for p in range(self.fragments)])
         return of
 
+    def consensus_share(self, loop: Loop) -> list[Share] | None:
+        return Share.each(loop.live["learner"].landed()) if "learner" in loop.live else super().consensus_share(loop)
+
     # -- a step ----------------------------------------------------------------------------------------------------------
 
     def begin(self, loop: Loop) -> Program[None]:
-        if _meets_others(loop) and "learner" not in loop.live:
+        if "learner" in loop.live:
+            loop.live["learner"].goes_on()
+        elif _meets_others(loop):
             remember_anchor(loop, loop.parameters)
             loop.live["learner"] = learner = AsyncWorker(loop, fragments_of(loop), self._rule(), self.shape.lane)
             yield from learner.open()
@@ -229,7 +234,8 @@ class QuorumRounds(Schedule, Elastic):
         flag = torch.tensor([mine], dtype=torch.float64, device=loop.buckets[0].device)
         largest = int((yield from all_reduce(flag, "max")))
         if largest:
-            yield from self.begin(loop)  # on a rank that has never trained
+            if "learner" not in loop.live:  # this rank has never trained
+                yield from self.begin(loop)
             learner: AsyncWorker = loop.live["learner"]
             yield from learner.settle(largest)
 

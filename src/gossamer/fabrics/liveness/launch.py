@@ -32,6 +32,8 @@ class MemberLaunch(NamedTuple):
         if by_torchrun:
             _refuse_torchrun_of_all(store)
         host, port = _address(store)
+        if not 0 < port < 2**16:
+            raise AttachError(f"the store's port is {port}: give a number from 1 to {2**16 - 1}")
         rank, world = (None, None) if by_torchrun else (_number("RANK"), _number("WORLD_SIZE"))
         most = world if most is None else most
         if most is None:

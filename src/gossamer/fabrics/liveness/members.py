@@ -89,6 +89,7 @@ class Members:
         self.life, self._deadline = 0, 0.0  # the incarnation: each start of this rank is another one
         self.wake: Callable[[], None] | None = None  # ends a collective that this process waits in, with an error
         self._works = False  # True once this process trains
+        self._attempts = 0  # to connect, since it has entered, that have failed
         # The norm of what this rank has not sent yet. Its heartbeat tells it, for the case that it is lost.
         self.owes = 0.0
         self.wants_to_know = False  # True once a second: `owes` is to be computed again
@@ -131,6 +132,16 @@ class Members:
         """True if some rank has ended this generation, seen by the heartbeat's thread: the members have to meet again."""
         return self._called == self.epoch.number
 
+    def step_ended(self) -> None:
+        """Say after the first step that this process trains. Raise an error once the store is lost: a run may begin beside this one."""
+        try:
+            if not self._works:
+                self.at_work()
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        if self.lost is not None:
+            raise self._gone(RuntimeError(self.lost))
+
     def owed(self, ranks: list[int]) -> float:
         """The norms that these ranks' last heartbeats told as not sent yet, summed."""
         beats = self.seats.beats()
@@ -145,6 +156,7 @@ class Members:
     def _enter(self, deadline: float, claim_seat: Callable[[], SeatClaim]) -> None:
         self.leave()
         self._deadline, until = deadline, time.monotonic() + deadline
+        self._attempts = 0
         try:
             claim = self.node.agreed(claim_seat, until)
             self.rank, self.life = claim.seat * self.node.size + self.node.local, claim.life
@@ -185,7 +197,7 @@ class Members:
             ) from None
 
     def at_work(self) -> None:
-        """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who is still attaching."""
+        """Say that this process trains. Whoever comes waits for that, so that it disturbs no one who attaches, or loads a checkpoint."""
         self._works = True
         self.store.raise_flag(self._key("works", self.rank, self.life), "")
 
@@ -194,6 +206,7 @@ class Members:
 
         Raises `failure` if the same members have failed too often.
         """
+        self._attempts += 1
         try:
             latest = self.latest()
             if latest.number == self.epoch.number:
@@ -204,6 +217,11 @@ class Members:
         if self._is_in(latest):
             self._take_up(latest)
             return
+        if self._attempts > 1 and not self._works:
+            raise PeerError(
+                f"rank {self.rank} has come to others that train, who could not connect to it, or lost it, and go on without it: check with "
+                "`gossamer doctor --quick` that gloo takes a network card on which they reach this machine, and start it again"
+            ) from failure
         beside = self.seats.beside(self.rank)
         if self.by_shard:  # its ranks would come back one by one, and hold shards of unlike steps
             raise PeerError(
@@ -274,7 +292,16 @@ class Members:
             self._futile = [t for t in self._futile if now - t < 60.0] + [now]
             if len(self._futile) > FUTILE:
                 raise failure
+            if len(self._futile) > 1:
+                moving = self._at_work(moving)
         self._propose(self.epoch, moving, self.epoch.began)
+
+    def _at_work(self, moving: Mapping[int, int]) -> dict[int, int]:
+        """Without those who have come and do not train yet: where nobody is lost, the others cannot connect to one of them."""
+        own = self.seats.beside(self.rank)
+        return self.seats.whole(
+            {r: life for r, life in moving.items() if r in own or self.store.flag_is_up(self._key("works", r, life))}
+        )
 
     def _refuse_alone(self, moving: Mapping[int, int]) -> None:
         """Raise an error if a rank of this node is lost: its ranks train together, or not at all."""
@@ -297,12 +324,17 @@ class Members:
 
     # -- present ranks -------------------------------------------------------------------------------------------------
     def latest(self) -> Generation:
-        """The latest generation in the store."""
-        found = self.epoch
-        while self.store.flag_is_up(key := f"epoch/{found.number + 1}"):
-            (text,) = self.store.read([key])
-            found = self.store.parsed(key, text, Generation.of)
-        return found
+        """The latest generation in the store. Who comes knows none, and a run may have had many: their numbers follow one another."""
+        number, step = self.epoch.number, 1
+        while self.store.flag_is_up(f"epoch/{number + step}"):
+            number, step = number + step, 2 * step
+        while step > 1:
+            step //= 2
+            number += step * self.store.flag_is_up(f"epoch/{number + step}")
+        if number == self.epoch.number:
+            return self.epoch
+        (text,) = self.store.read([key := f"epoch/{number}"])
+        return self.store.parsed(key, text, Generation.of)
 
     def _is_in(self, epoch: Generation) -> bool:
         return epoch.living.get(self.rank) == self.life
@@ -362,7 +394,7 @@ class Members:
         waited = f"rank {self.rank} waited {self._deadline:g} seconds"
         if any(r in moving for r in latest.ranks):
             return (
-                f"{waited} and could not join the members: one of them has not finished attach, or the store is slow. Check the ends of "
+                f"{waited} and could not join the members: one of them has not done its first step, or the store is slow. Check the ends of "
                 "their logs, and start this rank again"
             )
         came = {r: str(holder) for r, holder in self.seats.holders().items() if r * self.node.size in moving}

@@ -1,5 +1,6 @@
 """Runs a program on a comm thread: sends each verb to its connection or store, and reports failures."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -108,8 +109,10 @@ class NetworkDriver:
                 raise PeerError(f"rank {store.rank} {says}, but rank {rank} {text}")
 
     def _connect(self, group: RankGroup, make: Make, halt: threading.Event) -> None:
+        books = itertools.count()  # gloo connects once for each network card in GLOO_SOCKET_IFNAME
+
         def meet(text: str) -> dict[int, str]:
-            return self._meet_all(group, group.store, "book", text, halt)
+            return self._meet_all(group, group.store, f"book{next(books)}", text, halt)
 
         try:
             group.connect(make(meet, group.among))
@@ -278,11 +281,12 @@ class NetworkDriver:
 
         Where ranks may be lost, one of `group` that is dead must not be waited for until its silence shows.
         """
-        looked = time.monotonic()
+        looked, members = time.monotonic(), self._parent.members
 
         def over() -> bool:
             nonlocal looked
-            if ready() or self._fabric.flag_is_up("broken"):
+            # The members have one flag of their own, and each shard of a model a part of the store.
+            if ready() or self._fabric.flag_is_up("broken") or (members is not None and members.is_called):
                 return True
             if group is not None and self.outlives and time.monotonic() - looked >= _LOOK:
                 group.look()

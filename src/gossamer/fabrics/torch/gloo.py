@@ -1,10 +1,12 @@
 """A connection over gloo, for tensors in the host's memory."""
 
+import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import product
 from queue import SimpleQueue
 from typing import Any
 
@@ -46,6 +48,8 @@ class Gloo:
         self.size = size
         self._group: Any = group
         self._new = new or kept()
+        # It has connections of their own over each network card; a tag's remainder says over which a message goes.
+        self._cards = os.environ.get("GLOO_SOCKET_IFNAME", "").count(",") + 1
         self._outbox = PendingSends()
         self._own = deque[Tensor]()  # sent by this rank to itself
         # Receives under way, and their buffers, by source.
@@ -77,20 +81,20 @@ class Gloo:
         group = self._group
         for rank in range(self.size) if isinstance(self._group, ProcessGroupGloo) else ():
             if rank != self.rank:
-                group.recv([heap(1)], rank, _tag(_NOTHING, 2))
+                group.recv([heap(1)], rank, _tag(_NOTHING, 0))
 
     def tear(self) -> None:
         """Close all connections of a gloo group, from any thread: waits on it fail at once, on this rank and its peers.
 
-        gloo has no call for that. But when a receive times out, it closes the whole group.
+        gloo has no call for that. But when a receive times out, it closes the whole group over that network card.
         """
         group = self._group  # another thread may close it meanwhile
         if not isinstance(self._group, ProcessGroupGloo):
             return
-        for rank in range(self.size):
+        for rank, card in product(range(self.size), range(self._cards)):
             if rank != self.rank:  # for a rank that has ended already this fails, without other effects
                 with suppress(RuntimeError, ValueError):
-                    group.recv([torch.zeros(1, dtype=torch.uint8)], rank, _tag(_NOTHING, 1)).wait(_AT_ONCE)
+                    group.recv([torch.zeros(1, dtype=torch.uint8)], rank, _tag(_NOTHING, 1 + card)).wait(_AT_ONCE)
 
     def hang_up(self, patience: float) -> None:
         """Release the group; a gloo group then closes its connections, and peers that wait for it fail at once.

@@ -5,9 +5,10 @@ import socket
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from gossamer.core.wire import LazyWire, Read, send_order
 from gossamer.fabrics.liveness.store import default_store
 from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_all
 
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 GRACE = 60.0  # seconds that NCCL's watchdog, which may end the process, waits longer than gossamer
 # Variables that torch reads when a group is created. 0 is NoHandling (pytorch#155916). The second one is a quarter of the time
 # that the watchdog sleeps, with its locks held, for each collective that failed, so that torch can write its flight record. The
@@ -201,8 +203,11 @@ class Nccl:
 
 
 def machine() -> str:
-    """NCCL's name for this machine."""
-    return os.environ.get("NCCL_HOSTID") or socket.gethostname()
+    """A name for this machine, as NCCL makes it: clones share the name of their host, and not a boot."""
+    boot = ""
+    with suppress(OSError):  # not on every system
+        boot = BOOT.read_text()[:8]
+    return os.environ.get("NCCL_HOSTID") or f"{socket.gethostname()} {boot}".strip()
 
 
 def card_of(device: torch.device) -> str:
