@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench.report.scatter import Point, scatter
-from gossamer.bench.report.tuned import headline, render, studied, styles, write_html, write_markdown
+from gossamer.bench.report.tuned import headline, render, studied, styles, told, write_html, write_markdown
 from gossamer.bench.tune import Candidate, Trial, Tuning
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
@@ -157,3 +157,20 @@ def test_markdown_has_a_row_for_each_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(FileExistsError):
         write_html(made(), tmp_path / "mine.html")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ("scatter(qsgd()) + every_step(rate=2.2)", True),
+        ("allreduce(fp32())", True),  # a rate of 1, where the recipe was given with another
+        ("allreduce(fp32()) + streaming(8, rate=0.331)", False),  # of its outer step
+        ("allreduce(fp32()) + slowmo(8, inner=every_step(rate=0.5))", False),
+        ("somebodys_own() + every_step(rate=2.2)", True),  # a part that is not imported here
+        ("somebodys_own() + streaming(8, rate=0.331)", False),
+    ],
+)
+def test_the_learning_rate_is_told_unless_the_recipe_says_it(recipe: str, says: bool) -> None:
+    trial = _trial("", 1, 0, 2.2, 4.0)
+    trial.recipe = recipe
+    assert told(trial) == recipe + ("" if says else ", at 2.2 times the learning rate")
