@@ -251,6 +251,11 @@ def test_one_seed_shows_nothing_and_one_that_diverged_is_not_averaged_away() -> 
     assert [(s.verdict, s.mean is None) for s in lost] == [("baseline", False), ("diverges", True)]
 
 
+def test_beside_a_baseline_that_diverged_nobody_is_told_that_there_was_one_seed() -> None:
+    found = ranking(made({"ddp": [1.0, math.nan, 1.2], "other": [0.5, 0.6, 0.7]}))
+    assert [(s.contender.name, s.verdict) for s in found] == [("other", "no baseline"), ("ddp", "diverges")]
+
+
 def test_two_that_nothing_tells_apart_are_tied() -> None:
     found = ranking(made({"ddp": [1.0, 1.1, 1.2], "same": [1.02, 1.07, 1.22]}))
     assert [s.tied for s in found] == [True, True]

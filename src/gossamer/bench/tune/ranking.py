@@ -18,7 +18,9 @@ from gossamer.bench.tune.record import Candidate, Trial, Tuning
 STUDENT = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
 MANY = 1.75
 
-Verdict = Literal["baseline", "better", "worse", "no difference", "one seed", "diverges", "nothing", "not judged"]
+Verdict = Literal[
+    "baseline", "better", "worse", "no difference", "one seed", "no baseline", "diverges", "nothing", "not judged"
+]
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ def _standing(
     leader: dict[int, Trial],
 ) -> Ranked:
     gap, mean = _gap(tuning, judged, base), _mean(judged)
-    verdict = _verdict(best, judged, gap, contender is tuning.contenders[0])
+    verdict = _verdict(best, judged, gap, contender is tuning.contenders[0], _mean(base) is not None)
     ahead = _gap(tuning, judged, leader)
     tied = mean is not None and (judged is leader or ahead is None or not ahead.shown)
     return Ranked(contender, best, judged, mean, gap, verdict, tied)
 
 
-def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool) -> Verdict:
+def _verdict(
+    best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool, has_base: bool
+) -> Verdict:
     if best is None:
         return "nothing"
     if any(t.outcome != "ok" for t in judged.values()):
@@ -85,7 +89,7 @@ def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_b
     if is_base:
         return "baseline"
     if gap is None:
-        return "one seed"
+        return "one seed" if has_base else "no baseline"
     return "no difference" if not gap.shown else "worse" if gap.low > 0 else "better"
 
 
