@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench.cli import progress
@@ -102,7 +103,7 @@ def noise(
     table = Table("recipe", "bits", "error of a message", "of the mean", box=None, pad_edge=False)
     for row in rows:
         message = "" if row.message is None else f"{row.message:.3g}"
-        table.add_row(row.recipe, f"{row.bits:.2f}", message, f"{row.mean:.3g}")
+        table.add_row(escape(row.recipe), f"{row.bits:.2f}", message, f"{row.mean:.3g}")
     console().print(table)
 
 

@@ -100,7 +100,7 @@ def told(trial: Trial) -> str:
 
 
 def _says_rate(recipe: str) -> bool:
-    """Whether its schedule holds the multiple of the learning rate; the `rate` of most schedules is that of an outer step."""
+    """Whether its schedule holds the multiple of the learning rate: the `rate` of others is that of an outer step."""
     try:
         return at_rate(Recipe.of(recipe), 2.0)[1] == 1
     except RecipeError:  # it has parts of somebody's own, which are not imported here
