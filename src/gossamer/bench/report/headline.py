@@ -38,7 +38,7 @@ def _against(base: RunRow, study: Study) -> tuple[str, str]:
     if not arrived:
         if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
-        title = f"No recipe reached {owner(base)} final {metric}, {number(study.target)}."
+        title = f"No recipe reached {owner(base)} final {metric}{_which(study)}."
         return title, _said(_closest(base, study), _together(base, study), stopped)
     best = arrived[0]
     ratio = best.time_ratio or 1.0
@@ -54,6 +54,13 @@ def _against(base: RunRow, study: Study) -> tuple[str, str]:
     span = _from_to([seconds(r.reached) for r in study.first])
     title = f"{_winners(study)} as {label(base)} to {goal}: {span} instead of {seconds(base.reached)}."
     return title, _said(_rest(base, study), _saved(best, base), _together(base, study), stopped)
+
+
+def _which(study: Study) -> str:
+    """The quality that nobody reached; of several seeds, which have one each, on how many of them."""
+    if len(study.record.trials) == 1:
+        return f", {number(study.target)}"
+    return f" on {'every' if any(r.some_missed for r in study.others) else 'any'} seed"
 
 
 def _winners(study: Study) -> str:
@@ -115,7 +122,12 @@ def _closest(base: RunRow, study: Study) -> str:
         told = any(r.run.evaluations for r in study.others)
         return f"None ended with a usable {quality(study.record.metric)}." if told else "None was evaluated."
     best = _best(ended, study)
-    off = abs((best.final or 0.0) - (study.target or 0.0)) / (abs(study.target or 0.0) or 1.0)
+    several = len(study.record.trials) > 1
+    goal = (base.final if several else study.target) or 0.0  # what it ended with is a mean over seeds, too
+    off = ((best.final or 0.0) - goal) / (abs(goal) or 1.0) * (1 if study.record.lower_is_better else -1)
+    if several:
+        how = f"{number(100 * off, 2)} % short of it" if off > 0 else "as good as it"
+        return f"Closest was {best.run.name}, {how} in the mean over seeds."
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
     short = f"{number(100 * off, 2)} % short of it"
     return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
