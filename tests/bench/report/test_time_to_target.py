@@ -116,6 +116,16 @@ def test_of_several_seeds_the_headline_compares_means_and_says_on_which_nobody_g
     assert detail == "Closest was a, as good as it in the mean over seeds."
 
 
+def test_of_several_seeds_the_headline_says_with_which_the_baseline_set_no_target() -> None:
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
+    whole.again[0].runs[0] = Run("ddp", "ddp", "failed", "rank 1 was killed", evaluations=[Evaluation(0, 0.0, 0, 7.0)])
+    title, detail = headline(study_of(whole))
+    assert title.startswith("a ended with the best held-out loss")
+    assert detail == "DDP was not evaluated after its start with seed 1, so there is no target to time."
+    whole.runs[1].evaluations = []  # it failed there at once
+    assert headline(study_of(whole)).detail == detail
+
+
 def test_an_interrupted_baseline_is_compared_at_the_last_quality_that_all_reached() -> None:
     runs = [
         run("ddp", (50, 5.0), (100, 4.0), status="interrupted"),

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from gossamer.bench.record import Run, named
 from gossamer.bench.report.formatting import listed, number, quality, seconds, size
 from gossamer.bench.report.study import RunRow, Study
 
@@ -174,7 +175,7 @@ def _of_steps(study: Study) -> Headline:
 
 def _without_target(study: Study) -> Headline:
     """No baseline to measure against: say what there is, and why it is not more."""
-    ended = [r for r in study.rows if r.final is not None and r.run.evaluations[-1].step]
+    ended = [r for r in study.rows if r.final is not None and r.run.evaluations and r.run.evaluations[-1].step]
     why = _why_no_target(study)
     if len(study.rows) == len(ended) == 1:
         return _alone(ended[0], study)
@@ -201,9 +202,20 @@ def _why_no_target(study: Study) -> str:
     metric = quality(study.record.metric)
     if base.final is None:
         return f"{label(base)} has no usable {metric}, so there is no target to time."
-    if len(base.run.evaluations) < 2:
-        return f"{label(base)} was not evaluated after its start, so there is no target to time."
-    return f"{label(base)} ended with no better {metric} than it began with, so there is no target to time."
+    run, where = _without_quality(base, study)
+    if len(run.evaluations) < 2:
+        return f"{label(base)} was not evaluated after its start{where}, so there is no target to time."
+    return f"{label(base)} ended with no better {metric} than it began with{where}, so there is no target to time."
+
+
+def _without_quality(base: RunRow, study: Study) -> tuple[Run, str]:
+    """The baseline's first run that sets no target, and of several seeds the one that it is of."""
+    record = study.record
+    for seed, runs in record.trials.items():
+        run = named(runs, record.baseline)
+        if run is not None and record.target(runs) is None:
+            return run, f" with seed {seed}" if len(record.trials) > 1 else ""
+    return base.run, ""
 
 
 def _failures(study: Study) -> str:
