@@ -32,7 +32,7 @@ from gossamer.bench.tune.ranking import Gap, gap_of
 from gossamer.bench.tune.record import Trial, Tuning
 from gossamer.bench.tune.space import SearchOverride
 from gossamer.bench.tune.training import Diverged, batches_of, crew_of, judge, parameters_of, run
-from gossamer.bench.workloads import get
+from gossamer.bench.workloads import find, get
 from gossamer.core import files
 from gossamer.recipe import Recipe
 from gossamer.simulate import bytes_per_step, train
@@ -177,16 +177,22 @@ class Curves:
         known = [Curve(**c) for c in json.loads(self._kept.read_text())] if self._kept.exists() else []
         self._done = {(c.contender, c.recipe, c.lr, c.seed): c for c in known}
         self.seeds, self.steps = range(FIRST_SEED, FIRST_SEED + asked.seeds), asked.steps
+        self._sign = 1 if find(asked.workload).lower_is_better else -1
 
     def of(self, name: str, setting: Setting, seed: int, goal: float) -> Curve:
         key = (name, repr(setting.recipe), setting.lr, seed)
-        if key not in self._done:
+        if key not in self._done or not self._is_whole(self._done[key], goal):
             gc.collect()
             began = time.perf_counter()
             curve = self._done[key] = _curve(self._asked, name, setting, seed, goal)
             keep(self._kept, json.dumps([asdict(c) for c in self._done.values()]))
             print(f"{name:40} seed {seed} {curve.qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True)
         return self._done[key]
+
+    def _is_whole(self, curve: Curve, goal: float) -> bool:
+        """False if it ended at the goal of another dense, which fewer trials had chosen, and is not at this one."""
+        ended = curve.error or curve.steps[-1] >= _most(curve.contender, self.steps)
+        return bool(ended) or self._sign * curve.qualities[-1] <= self._sign * goal
 
 
 def judge_all(finalists: Mapping[str, list[Setting]], curves: Curves, sign: int) -> dict[str, Judged | None]:
@@ -221,8 +227,7 @@ def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal:
     sign = 1 if workload.lower_is_better else -1
     crew, backward = crew_of(workload, best.recipe, best.lr, RANKS), batches_of(workload, RANKS)
     curve = Curve(name, repr(best.recipe), best.lr, seed)
-    most = asked.steps if name == DENSE else 2 * asked.steps
-    while not curve.steps or curve.steps[-1] < most:
+    while not curve.steps or curve.steps[-1] < _most(name, asked.steps):
         try:
             train(crew, backward, APART)
         except Diverged as error:
@@ -233,6 +238,11 @@ def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal:
         if curve.steps[-1] >= asked.steps and sign * curve.qualities[-1] <= sign * goal:
             break
     return curve
+
+
+def _most(name: str, steps: int) -> int:
+    """Steps that a recipe may take to dense's quality."""
+    return steps if name == DENSE else 2 * steps
 
 
 def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged | None]) -> str:
