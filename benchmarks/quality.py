@@ -273,7 +273,7 @@ def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged
         row = [
             f"`{best.recipe if name != DENSE else DENSE}`",
             f"{best.lr:.2g}" + "".join(f" ({lr:.2g} diverges)" for lr in struck),
-            f"1/{full / sent:.3g}" if sent < full else "1",
+            _share(sent / full),
             f"{fmean(c.at(asked.steps) for c in mine):.4f}",
             "" if name == DENSE else _bounds(gap),
             _reached(steps, asked.steps),
@@ -284,6 +284,15 @@ def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged
         rows.append(row)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _share(of: float) -> str:
+    """A recipe's bytes beside dense's.
+
+    >>> _share(0.04), _share(1.0), _share(2.0)
+    ('1/25', '1', '2')
+    """
+    return f"1/{1 / of:.3g}" if of < 1 else f"{of:.3g}"
 
 
 def _bounds(gap: Gap | None) -> str:
