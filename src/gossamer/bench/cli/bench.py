@@ -131,7 +131,7 @@ def steps(
     """Measure step times of the 5.8 M-parameter language model: recipes, DDP and its hooks, and computing alone.
 
     All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
-    range; bytes are per rank and step.
+    range; bytes are per host and step.
     """
     for text in recipes or []:
         check(text)

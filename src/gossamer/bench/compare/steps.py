@@ -55,7 +55,13 @@ def measure_steps(plan: ComparePlan, turns: int, rate: str | None, hosts: int, o
         raise KeyboardInterrupt(code - 128)
     taken = {run.name: paces(run, chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in taken.items() if p}
-    return [_row(run, taken[run.name], medians, record, slow, run.steps[WARM_UP * chunk :]) for run in record.runs]
+    return [_row(run, taken[run.name], medians, record, slow, _settled(run, chunk)) for run in record.runs]
+
+
+def _settled(run: Run, chunk: int) -> Sequence[Step]:
+    """The steps after the warm-up, as many as make whole rounds."""
+    rest = run.steps[WARM_UP * chunk :]
+    return rest[: len(rest) - len(rest) % _period(run.recipe)] or rest
 
 
 def paces(run: Run, chunk: int) -> list[float]:
@@ -94,7 +100,7 @@ def _row(
     def ratio(name: str) -> float | None:
         return round(median / medians[name], 3) if median and name in medians else None
 
-    steps = max(run.done, 1)
+    share = _of_a_step(run)
     return StepRow(
         recipe=run.name,
         rate=record.rate,
@@ -104,12 +110,12 @@ def _row(
         high_ms=round(max(taken, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
-        sent_mb=_megabytes(run.wire_bytes, steps),
-        nic_mb=_megabytes(run.nic_bytes, steps),
+        sent_mb=_megabytes(run.wire_bytes, share),
+        nic_mb=_megabytes(run.nic_bytes, share),
         loss=round(run.evaluations[-1].quality, 4) if run.evaluations and not record.compute else None,
         error=run.error,
         per_host=record.per_host,
-        inside_mb=_megabytes(run.inside_bytes, steps),
+        inside_mb=_megabytes(run.inside_bytes, share),
         compute=record.compute,
         exposed_ms=round(median - medians["compute"], 1) if median and "compute" in medians else None,
         processor_ms=None if run.processor is None else round(1000 * run.processor, 1),
@@ -124,5 +130,14 @@ def _mean_ms(seconds: Sequence[float | None]) -> float | None:
     return round(1000 * statistics.fmean(known), 1) if known else None
 
 
-def _megabytes(total: int | None, steps: int) -> float | None:
-    return None if total is None else round(total / steps / 1e6, 4)
+def _of_a_step(run: Run) -> float:
+    """Which part of a run's bytes a step has, by its whole rounds: the steps of one that was cut off have sent nothing yet."""
+    period = 1 if run.recipe in BASELINES else _period(run.recipe)
+    ends = [e for e in run.evaluations if e.step and e.step % period == 0 and e.sent]
+    if not ends or run.evaluations[-1].step != run.done or not run.evaluations[-1].sent:
+        return 1 / max(run.done, 1)
+    return (ends[-1].sent or 0) / run.evaluations[-1].sent / ends[-1].step
+
+
+def _megabytes(total: int | None, share: float) -> float | None:
+    return None if total is None else round(total * share / 1e6, 4)
