@@ -179,8 +179,8 @@ class Record:
         if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:
             return None
         last = judged[-1].quality
-        before = [e.quality for e in judged if e.step == 0]
-        learned = all(last < q if self.lower_is_better else last > q for q in before)
+        first = judged[0].quality  # of the untrained model, but for scripts, which judge when they like
+        learned = judged[0] is judged[-1] or (last < first if self.lower_is_better else last > first)
         return last if learned else None
 
     def write(self, path: Path) -> None:
