@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ def test_a_search_by_another_metric_is_not_resumed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(workloads.Ridge, "metric", "BLEU")
     with pytest.raises(TuningError, match="other metric: 'excess loss over the optimum', and now 'BLEU'"):
         Search(asked()).resume(before)
+
+
+def test_a_search_on_a_workload_that_was_edited_is_not_resumed() -> None:
+    """Trials at the rates of one would stand beside those of the other."""
+    for name, other in (("rates", [0.5]), ("parameters", 12)):
+        before = replace(plain(), **{name: other})
+        with pytest.raises(TuningError, match=f"other {name}: "):
+            Search(asked()).resume(before)
 
 
 def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:

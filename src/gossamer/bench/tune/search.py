@@ -99,7 +99,8 @@ class Search:
 
     def resume(self, earlier: Tuning) -> None:
         """Take over the trials of an earlier search, which asked the same; only `trials` and `repeats` may have grown."""
-        for name in ("workload", "metric", "shards", "ranks", "steps", "budget", "seed", "contenders"):
+        of_workload = ("workload", "metric", "parameters", "rates", "shards")  # one's own may have been edited since
+        for name in (*of_workload, "ranks", "steps", "budget", "seed", "contenders"):
             mine, theirs = getattr(self.tuning, name), getattr(earlier, name)
             if mine != theirs:
                 raise TuningError(
