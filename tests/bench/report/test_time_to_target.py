@@ -86,6 +86,7 @@ def test_seeds_give_bounds_and_decide_ties() -> None:
     assert found.time_bounds[0] < found.time_ratio < found.time_bounds[1]  # pyright: ignore
     assert found.reached == pytest.approx((27 + 32.5 + 23.8) / 3)
     assert ratio([], []) is None
+    assert " times as fast as DDP to its final held-out loss: " in headline(study).title
     text = write_markdown(whole)
     assert "seeds 0, 1 and 2" in text
     assert "tied" in text

@@ -19,7 +19,8 @@ def summary(record: Record) -> None:
     out.print(headline(study).title, markup=False, style="bold")
     if study.target is not None and len(record.runs) > 1:
         whose = "all reached last" if study.base and study.base.cut else f"{record.baseline} ended with"
-        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}"
+        seed = f" with seed {record.seed}" if len(record.trials) > 1 else ""
+        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}{seed}"
         out.print(told, markup=False, style="dim")
     out.print(_table(study))
     if study.common is not None:
