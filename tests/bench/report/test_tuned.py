@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.bench.report.scatter import Point, scatter
 from gossamer.bench.report.tuned import headline, render, studied, styles, told, write_html, write_markdown
-from gossamer.bench.tune import Candidate, Trial, Tuning
+from gossamer.bench.tune import Candidate, Trial, Tuning, at_an_end
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
 QUALITIES = {"ddp": [4.9, 5.0, 4.95], "<b>& 'topk'": [4.92, 4.99, 4.96], "late": [5.3, 5.4, 5.3]}
@@ -174,3 +174,18 @@ def test_the_learning_rate_is_told_unless_the_recipe_says_it(recipe: str, says: 
     trial = _trial("", 1, 0, 2.2, 4.0)
     trial.recipe = recipe
     assert told(trial) == recipe + ("" if says else ", at 2.2 times the learning rate")
+
+
+@pytest.mark.parametrize(
+    ("searched", "end"),
+    [
+        ("0.0625 to 0.5, by factors", "highest"),
+        ("0.4 to 8.0", "lowest"),
+        ("0.5, 1.0 or 2.0", "lowest"),
+        ("1.0 to 1.6e+1, by factors", "lowest"),  # the recipe as it was given may be beyond
+        ("0.125 to 4.0, by factors", ""),
+        ("0.5", ""),
+    ],
+)
+def test_the_ends_of_rates_that_were_asked_for_are_told_too(searched: str, end: str) -> None:
+    assert at_an_end(Candidate("", "", {"lr": searched}), _trial("", 1, 0, 0.5, 4.0)) == end

@@ -6,17 +6,21 @@ all recipes, and compared seed by seed: same model, same batches. Two bounds hol
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from gossamer.bench.tune.knobs import LR, RATES
+from gossamer.bench.tune.knobs import LR
 from gossamer.bench.tune.record import Candidate, Trial, Tuning
 
 # Student's t at 95 per cent, one side, by degrees of freedom.
 STUDENT = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
 MANY = 1.75
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")  # in the words for what is searched, as records keep them
+NEAR = 1.25  # times an end of the learning rates
 
 Verdict = Literal[
     "baseline", "better", "worse", "no difference", "one seed", "no baseline", "diverges", "nothing", "not judged"
@@ -123,9 +127,8 @@ def _mean(judged: dict[int, Trial]) -> float | None:
 
 
 def at_an_end(contender: Candidate, best: Trial) -> str:
-    """Which end of the usual learning rates the best lies near, if any: further out it may be better."""
-    if contender.knobs.get(LR) != str(RATES):
+    """Which end of the learning rates that were searched the best lies near, if any: further out it may be better."""
+    rates = [float(number) for number in NUMBER.findall(contender.knobs.get(LR, ""))]
+    if not rates or min(rates) == max(rates):
         return ""
-    ends: dict[str, float] = {"lowest": RATES.low, "highest": RATES.high}
-    near = [name for name, end in ends.items() if abs(math.log(best.lr / end)) < math.log(1.25)]
-    return near[0] if near else ""
+    return "lowest" if best.lr < NEAR * min(rates) else "highest" if NEAR * best.lr > max(rates) else ""
