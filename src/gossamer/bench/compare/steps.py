@@ -131,12 +131,20 @@ def _mean_ms(seconds: Sequence[float | None]) -> float | None:
 
 
 def _of_a_step(run: Run) -> float:
-    """Which part of a run's bytes a step has, by its whole rounds: the steps of one that was cut off have sent nothing yet."""
-    period = 1 if run.recipe in BASELINES else _period(run.recipe)
-    ends = [e for e in run.evaluations if e.step and e.step % period == 0 and e.sent]
-    if not ends or run.evaluations[-1].step != run.done or not run.evaluations[-1].sent:
+    """Which part of a run's bytes a step has: that of whole rounds, for the steps of one that was cut off have sent nothing yet."""
+    ends = [(e.step, e.sent) for e in run.evaluations if e.sent is not None and _ends_round(run.recipe, e.step)]
+    if len(ends) < 2 or not run.evaluations[-1].sent:
         return 1 / max(run.done, 1)
-    return (ends[-1].sent or 0) / run.evaluations[-1].sent / ends[-1].step
+    begin, before = ends[1 if len(ends) > 2 else 0]  # what comes late comes so from the second on
+    end, sent = ends[-1]
+    return (sent - before) / (end - begin) / run.evaluations[-1].sent
+
+
+def _ends_round(kind: str, step: int) -> bool:
+    """True at the end of a round, and before the first; never where all steps are alike."""
+    if kind in BASELINES or _period(kind) == 1:
+        return False
+    return not step or Recipe.of(kind).schedule.ends_round(step)
 
 
 def _megabytes(total: int | None, share: float) -> float | None:
