@@ -141,12 +141,11 @@ def test_a_search_by_another_metric_is_not_resumed(monkeypatch: pytest.MonkeyPat
         Search(asked()).resume(before)
 
 
-def test_a_search_on_a_workload_that_was_edited_is_not_resumed() -> None:
+@pytest.mark.parametrize("edited", [{"rates": [0.5]}, {"parameters": 12}])
+def test_a_search_on_a_workload_that_was_edited_is_not_resumed(edited: dict[str, Any]) -> None:
     """Trials at the rates of one would stand beside those of the other."""
-    for name, other in (("rates", [0.5]), ("parameters", 12)):
-        before = replace(plain(), **{name: other})
-        with pytest.raises(TuningError, match=f"other {name}: "):
-            Search(asked()).resume(before)
+    with pytest.raises(TuningError, match=f"other {next(iter(edited))}: "):
+        Search(asked()).resume(replace(plain(), **edited))
 
 
 def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:
