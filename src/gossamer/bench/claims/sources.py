@@ -6,14 +6,13 @@ A fingerprint is of the code without comments, docstrings and layout, so that a 
 import ast
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from gossamer.bench.claims.claim import PaperClaim
 from gossamer.bench.claims.plan import Contest
+from gossamer.bench.tune.knobs import nested
 from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 
@@ -28,19 +27,7 @@ def _modules(claim: PaperClaim) -> Iterator[str]:
     for study in claim.plan.values():
         for text in study.recipes.values() if isinstance(study, Contest) else ():
             for recipe in (made := Recipe.of(text), *made.reached):
-                yield from (type(part).__module__ for part in _parts(recipe))
-
-
-def _parts(value: Any) -> Iterator[Part]:
-    """All parts of a recipe, also those within others: the codec of an exchange is most of a method."""
-    if isinstance(value, tuple):
-        for each in value:  # pyright: ignore[reportUnknownVariableType]
-            yield from _parts(each)
-    elif isinstance(value, Recipe | Part):
-        if isinstance(value, Part):
-            yield value
-        for f in fields(value):  # pyright: ignore[reportArgumentType]
-            yield from _parts(getattr(value, f.name))
+                yield from (type(part).__module__ for part, _ in nested(recipe) if isinstance(part, Part))
 
 
 def fingerprint(module: str) -> str:

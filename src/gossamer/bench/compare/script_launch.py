@@ -71,19 +71,13 @@ class ScriptCompare:
             self._interrupted(f"interrupted by {signal.Signals(number).name}")
             self.code = 128 + number
         self._judge()
-        if self._rises():
-            self._note(RISES)
+        judged = [run.evaluations for run in self.record.runs if len(run.evaluations) > 1]
+        if self.record.metric == HELD_OUT and judged and all(e[-1].quality > e[0].quality for e in judged):
+            self._note(RISES)  # an accuracy, most likely
         return self.record, self.code
 
     def _judge(self) -> None:
         self.record.metric = judge(self.record.runs, self.events, self.plan.chunk)
-
-    def _rises(self) -> bool:
-        """True if all runs end with more of held_out than they began with: an accuracy, most likely."""
-        if self.record.metric != HELD_OUT:
-            return False
-        judged = [[e.quality for e in run.evaluations] for run in self.record.runs if len(run.evaluations) > 1]
-        return bool(judged) and all(each[-1] > each[0] for each in judged)
 
     def _one(self, name: str, kind: str, run: RunScript) -> None:
         mine = self.record.run(name)

@@ -55,13 +55,7 @@ def measure_steps(plan: ComparePlan, turns: int, rate: str | None, hosts: int, o
         raise KeyboardInterrupt(code - 128)
     taken = {run.name: paces(run, chunk) for run in record.runs}
     medians = {name: statistics.median(p) for name, p in taken.items() if p}
-    return [_row(run, taken[run.name], medians, record, slow, _settled(run, chunk)) for run in record.runs]
-
-
-def _settled(run: Run, chunk: int) -> Sequence[Step]:
-    """The steps after the warm-up, as many as make whole rounds."""
-    rest = run.steps[WARM_UP * chunk :]
-    return rest[: len(rest) - len(rest) % _period(run.recipe)] or rest
+    return [_row(run, taken[run.name], medians, record, slow, run.steps[WARM_UP * chunk :]) for run in record.runs]
 
 
 def paces(run: Run, chunk: int) -> list[float]:
@@ -100,7 +94,8 @@ def _row(
     def ratio(name: str) -> float | None:
         return round(median / medians[name], 3) if median and name in medians else None
 
-    share = _of_a_step(run)
+    share, whole = _of_a_step(run), len(settled) // _period(run.recipe) * _period(run.recipe)
+    settled = settled[:whole] or settled  # the steps of a round that was cut off have not waited yet
     return StepRow(
         recipe=run.name,
         rate=record.rate,
@@ -132,19 +127,14 @@ def _mean_ms(seconds: Sequence[float | None]) -> float | None:
 
 def _of_a_step(run: Run) -> float:
     """Which part of a run's bytes a step has: that of whole rounds, for the steps of one that was cut off have sent nothing yet."""
-    ends = [(e.step, e.sent) for e in run.evaluations if e.sent is not None and _ends_round(run.recipe, e.step)]
-    if len(ends) < 2 or not run.evaluations[-1].sent:
+    ends = [(0, 0)]
+    if run.recipe not in BASELINES and _period(run.recipe) > 1:
+        ends_round = Recipe.of(run.recipe).schedule.ends_round
+        ends += [(e.step, e.sent) for e in run.evaluations if e.sent and ends_round(e.step)]
+    if len(ends) == 1:
         return 1 / max(run.done, 1)
-    begin, before = ends[1 if len(ends) > 2 else 0]  # what comes late comes so from the second on
-    end, sent = ends[-1]
-    return (sent - before) / (end - begin) / run.evaluations[-1].sent
-
-
-def _ends_round(kind: str, step: int) -> bool:
-    """True at the end of a round, and before the first; never where all steps are alike."""
-    if kind in BASELINES or _period(kind) == 1:
-        return False
-    return not step or Recipe.of(kind).schedule.ends_round(step)
+    (begin, before), (end, sent) = ends[len(ends) > 2], ends[-1]  # what comes late comes so from the second on
+    return (sent - before) / (end - begin) / (run.evaluations[-1].sent or 1)
 
 
 def _megabytes(total: int | None, share: float) -> float | None:

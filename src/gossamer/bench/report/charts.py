@@ -139,9 +139,11 @@ def _residuals(study: Study) -> LineChart:
 
 
 def _step_time(study: Study) -> BarChart:
-    alone = {_record_of(r, study): r.step for r in study.rows if r.run.alone}
+    several = study.record.together > 1  # each of them computes for its own time, and names end with which it is
+    of = {r.index: r.run.name.rpartition(" (")[2] if several else "" for r in study.rows}
+    alone = {of[r.index]: r.step for r in study.rows if r.run.alone}
     timed = sorted((r for r in study.rows if r.step is not None), key=lambda r: r.step or 0.0)
-    rows = [_bar(r, r.step or 0.0, alone.get(_record_of(r, study))) for r in timed]
+    rows = [_bar(r, r.step or 0.0, alone.get(of[r.index])) for r in timed]
     caption = (
         "Means over the steps. Compute: forward, backward, optimizer. Codec: encoding and decoding, beside the rest where "
         "it can, so a bar may pass the tick that marks the whole step by the clock. Exposed wait: training stood still for "
@@ -153,11 +155,6 @@ def _step_time(study: Study) -> BarChart:
     if any(not row.parts for row in rows):
         caption += " Hatched: not measured apart; beside compute it would be known how long it waits."
     return BarChart("step-time", "Where a step’s time goes", caption, ["compute", "codec", "exposed wait"], rows)
-
-
-def _record_of(row: RunRow, study: Study) -> str:
-    """Which of several records a run is of: its name ends with that. Their computing may differ."""
-    return row.run.name.rpartition(" (")[2] if study.record.together > 1 else ""
 
 
 def _bar(row: RunRow, step: float, alone: float | None) -> Bar:

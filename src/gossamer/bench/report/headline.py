@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from gossamer.bench.record import Run, named
+from gossamer.bench.record import named
 from gossamer.bench.report.formatting import listed, number, quality, seconds, size
 from gossamer.bench.report.study import RunRow, Study
 
@@ -33,12 +33,14 @@ def headline(study: Study) -> Headline:
 
 
 def _against(base: RunRow, study: Study) -> tuple[str, str]:
-    metric, stopped, goal = quality(study.record.metric), _stopped(base), _goal(base, study)
+    metric, stopped, several = quality(study.record.metric), _stopped(base), len(study.record.trials) > 1
+    goal = f"its final {metric}" if several else f"{metric} {number(study.target)}"
     arrived = [r for r in study.others if r.reached is not None]
     if not arrived:
         if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
-        title = f"No recipe reached {owner(base)} final {metric}{_which(study)}."
+        seed = f" on {'every' if any(r.some_missed for r in study.others) else 'any'} seed"
+        title = f"No recipe reached {owner(base)} final {metric}{seed if several else f', {number(study.target)}'}."
         return title, _said(_closest(base, study), _together(base, study), stopped)
     best = arrived[0]
     ratio = best.time_ratio or 1.0
@@ -54,21 +56,6 @@ def _against(base: RunRow, study: Study) -> tuple[str, str]:
     span = _from_to([seconds(r.reached) for r in study.first])
     title = f"{_winners(study)} as {label(base)} to {goal}: {span} instead of {seconds(base.reached)}."
     return title, _said(_rest(base, study), _saved(best, base), _together(base, study), stopped)
-
-
-def _goal(base: RunRow, study: Study) -> str:
-    """The quality that counts; several seeds have one each."""
-    metric = quality(study.record.metric)
-    if len(study.record.trials) == 1:
-        return f"{metric} {number(study.target)}"
-    return f"the last {metric} that all reached" if base.cut else f"its final {metric}"
-
-
-def _which(study: Study) -> str:
-    """The quality that nobody reached; of several seeds, which have one each, on how many of them."""
-    if len(study.record.trials) == 1:
-        return f", {number(study.target)}"
-    return f" on {'every' if any(r.some_missed for r in study.others) else 'any'} seed"
 
 
 def _winners(study: Study) -> str:
@@ -209,20 +196,13 @@ def _why_no_target(study: Study) -> str:
     metric = quality(study.record.metric)
     if base.final is None:
         return f"{label(base)} has no usable {metric}, so there is no target to time."
-    run, where = _without_quality(base, study)
+    trials = study.record.trials  # of several seeds, the first one with which it sets none
+    runs = [(seed, named(runs, base.run.name)) for seed, runs in trials.items() if study.record.target(runs) is None]
+    seed, run = next(((seed, run) for seed, run in runs if run), (study.record.seed, base.run))
+    where = f" with seed {seed}" if len(trials) > 1 else ""
     if len(run.evaluations) < 2:
         return f"{label(base)} was not evaluated after its start{where}, so there is no target to time."
     return f"{label(base)} ended with no better {metric} than it began with{where}, so there is no target to time."
-
-
-def _without_quality(base: RunRow, study: Study) -> tuple[Run, str]:
-    """The baseline's first run that sets no target, and of several seeds the one that it is of."""
-    record = study.record
-    for seed, runs in record.trials.items():
-        run = named(runs, record.baseline)
-        if run is not None and record.target(runs) is None:
-            return run, f" with seed {seed}" if len(record.trials) > 1 else ""
-    return base.run, ""
 
 
 def _failures(study: Study) -> str:

@@ -19,12 +19,6 @@ from gossamer.core import files
 from gossamer.core.errors import RecipeError
 from gossamer.recipe import Recipe
 
-SAID = {  # a verdict without a difference
-    "one seed": "one seed shows nothing",
-    "no baseline": "the baseline has no result",
-    "diverges": "diverges on another seed",
-}
-
 
 @dataclass(frozen=True)
 class CandidateRow:
@@ -60,7 +54,7 @@ class CandidateRow:
         """
         said, gap = self.standing.verdict, self.standing.gap
         if gap is None or said == "baseline":
-            return SAID.get(said, said)
+            return {"one seed": "one seed shows nothing", "diverges": "diverges on another seed"}.get(said, said)
         return f"{said} ({self.number(gap.low)} to {self.number(gap.high)})"
 
     @property

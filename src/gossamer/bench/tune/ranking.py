@@ -19,9 +19,6 @@ from gossamer.bench.tune.record import Candidate, Trial, Tuning
 STUDENT = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
 MANY = 1.75
 
-NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")  # in the words for what is searched, as records keep them
-NEAR = 1.25  # times an end of the learning rates
-
 Verdict = Literal[
     "baseline", "better", "worse", "no difference", "one seed", "no baseline", "diverges", "nothing", "not judged"
 ]
@@ -81,9 +78,7 @@ def _standing(
     return Ranked(contender, best, judged, mean, gap, verdict, tied)
 
 
-def _verdict(
-    best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool, has_base: bool
-) -> Verdict:
+def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool, has_base: bool) -> Verdict:
     if best is None:
         return "nothing"
     if any(t.outcome != "ok" for t in judged.values()):
@@ -128,7 +123,7 @@ def _mean(judged: dict[int, Trial]) -> float | None:
 
 def at_an_end(contender: Candidate, best: Trial) -> str:
     """Which end of the learning rates that were searched the best lies near, if any: further out it may be better."""
-    rates = [float(number) for number in NUMBER.findall(contender.knobs.get(LR, ""))]
+    rates = [float(number) for number in re.findall(r"[\d.]+(?:e[+-]?\d+)?", contender.knobs.get(LR, ""))]
     if not rates or min(rates) == max(rates):
         return ""
-    return "lowest" if best.lr < NEAR * min(rates) else "highest" if NEAR * best.lr > max(rates) else ""
+    return "lowest" if best.lr < 1.25 * min(rates) else "highest" if 1.25 * best.lr > max(rates) else ""

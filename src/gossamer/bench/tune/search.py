@@ -113,7 +113,9 @@ class Search:
                 raise TuningError("the record there was asked for more trials or repeats: ask for as many, or more")
         self.tuning.trials, self.tuning.untrained = earlier.trials, earlier.untrained
         self.tuning.command = "\n".join(dict.fromkeys([*earlier.command.splitlines(), self.tuning.command]))
-        self.tuning.created, self.tuning.versions = earlier.created, _both(earlier.versions, self.tuning.versions)
+        each = {n: [*earlier.versions.get(n, v).split(", "), v] for n, v in self.tuning.versions.items()}
+        all_of_them = earlier.versions | {name: ", ".join(dict.fromkeys(some)) for name, some in each.items()}
+        self.tuning.created, self.tuning.versions = earlier.created, all_of_them
 
     def run(self, tell: Tell) -> None:
         """All trials that are missing; `tell` hears of each when it is over, and may keep what there is."""
@@ -172,16 +174,6 @@ class Search:
         if key not in self.tuning.untrained:
             self.tuning.untrained[key] = workload.evaluate(workload.model())
         return self.tuning.untrained[key]
-
-
-def _both(earlier: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """All versions that trials were run with.
-
-    >>> _both({"torch": "2.12.0", "numba": "0.68"}, {"torch": "2.13.0"})
-    {'torch': '2.12.0, 2.13.0', 'numba': '0.68'}
-    """
-    each = {name: [*earlier.get(name, version).split(", "), version] for name, version in now.items()}
-    return {**earlier, **{name: ", ".join(dict.fromkeys(some)) for name, some in each.items()}}
 
 
 def _told(value: Any) -> str:
