@@ -89,6 +89,7 @@ def test_seeds_give_bounds_and_decide_ties() -> None:
     assert " times as fast as DDP to its final held-out loss: " in headline(study).title
     text = write_markdown(whole)
     assert "seeds 0, 1 and 2" in text
+    assert "| recipe | time | time vs ddp |" in text  # each seed has a target of its own
     assert "tied" in text
     assert "seeds 0, 1 and 2" in render(whole)
 
