@@ -179,8 +179,9 @@ class Record:
         if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:
             return None
         last = judged[-1].quality
-        first = judged[0].quality  # of the untrained model, but for scripts, which judge when they like
-        learned = judged[0] is judged[-1] or (last < first if self.lower_is_better else last > first)
+        first = judged[0].quality  # of the untrained model; scripts judge when they like, and means of training are noisy
+        unknown = judged[0] is judged[-1] or (judged[0].step and "training" in self.metric)
+        learned = unknown or (last < first if self.lower_is_better else last > first)
         return last if learned else None
 
     def write(self, path: Path) -> None:

@@ -180,7 +180,7 @@ def test_the_learning_rate_is_told_unless_the_recipe_says_it(recipe: str, says: 
     ("searched", "end"),
     [
         ("0.0625 to 0.5, by factors", "highest"),
-        ("0.4 to 8.0", "lowest"),
+        ("0.45 to 8.0", "lowest"),
         ("0.5, 1.0 or 2.0", "lowest"),
         ("1.0 to 1.6e+1, by factors", "lowest"),  # the recipe as it was given may be beyond
         ("0.125 to 4.0, by factors", ""),
