@@ -51,7 +51,9 @@ def known_of(runs: Iterable[Run], study: Study, metric: str = "") -> dict[Job, R
     found = {run.job: run for run in runs if run.study == study}
     metrics = sorted({*(run.metric for run in found.values()), *filter(None, [metric])})
     if len(metrics) > 1:
-        raise SystemExit(f"runs of {study.name} would be judged by {' and by '.join(metrics)}: keep those of one of them")
+        raise SystemExit(
+            f"runs of {study.name} would be judged by {' and by '.join(metrics)}: keep those of one of them"
+        )
     return found
 
 

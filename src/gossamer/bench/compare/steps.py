@@ -133,7 +133,7 @@ def _of_a_step(run: Run) -> float:
         ends += [(e.step, e.sent) for e in run.evaluations if e.sent and ends_round(e.step)]
     if len(ends) == 1:
         return 1 / max(run.done, 1)
-    (begin, before), (end, sent) = ends[len(ends) > 2], ends[-1]  # what comes late comes so from the second on
+    (begin, before), (end, sent) = ends[1 if len(ends) > 2 else 0], ends[-1]  # late messages are not in the first
     return (sent - before) / (end - begin) / (run.evaluations[-1].sent or 1)
 
 
