@@ -32,7 +32,7 @@ from gossamer.bench.tune.ranking import Gap, gap_of
 from gossamer.bench.tune.record import Trial, Tuning
 from gossamer.bench.tune.space import SearchOverride
 from gossamer.bench.tune.training import Diverged, batches_of, crew_of, judge, parameters_of, run
-from gossamer.bench.workloads import get
+from gossamer.bench.workloads import find, get
 from gossamer.core import files
 from gossamer.recipe import Recipe
 from gossamer.simulate import bytes_per_step, train
@@ -177,16 +177,22 @@ class Curves:
         known = [Curve(**c) for c in json.loads(self._kept.read_text())] if self._kept.exists() else []
         self._done = {(c.contender, c.recipe, c.lr, c.seed): c for c in known}
         self.seeds, self.steps = range(FIRST_SEED, FIRST_SEED + asked.seeds), asked.steps
+        self._sign = 1 if find(asked.workload).lower_is_better else -1
 
     def of(self, name: str, setting: Setting, seed: int, goal: float) -> Curve:
         key = (name, repr(setting.recipe), setting.lr, seed)
-        if key not in self._done:
+        if key not in self._done or not self._is_whole(self._done[key], goal):
             gc.collect()
             began = time.perf_counter()
             curve = self._done[key] = _curve(self._asked, name, setting, seed, goal)
             keep(self._kept, json.dumps([asdict(c) for c in self._done.values()]))
             print(f"{name:40} seed {seed} {curve.qualities[-1:]} {time.perf_counter() - began:.0f} s", flush=True)
         return self._done[key]
+
+    def _is_whole(self, curve: Curve, goal: float) -> bool:
+        """False if it ended at the goal of another dense, which fewer trials had chosen, and is not at this one."""
+        ended = curve.error or curve.steps[-1] >= _most(curve.contender, self.steps)
+        return bool(ended) or self._sign * curve.qualities[-1] <= self._sign * goal
 
 
 def judge_all(finalists: Mapping[str, list[Setting]], curves: Curves, sign: int) -> dict[str, Judged | None]:
@@ -221,8 +227,7 @@ def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal:
     sign = 1 if workload.lower_is_better else -1
     crew, backward = crew_of(workload, best.recipe, best.lr, RANKS), batches_of(workload, RANKS)
     curve = Curve(name, repr(best.recipe), best.lr, seed)
-    most = asked.steps if name == DENSE else 2 * asked.steps
-    while not curve.steps or curve.steps[-1] < most:
+    while not curve.steps or curve.steps[-1] < _most(name, asked.steps):
         try:
             train(crew, backward, APART)
         except Diverged as error:
@@ -233,6 +238,11 @@ def _curve(asked: argparse.Namespace, name: str, best: Setting, seed: int, goal:
         if curve.steps[-1] >= asked.steps and sign * curve.qualities[-1] <= sign * goal:
             break
     return curve
+
+
+def _most(name: str, steps: int) -> int:
+    """Steps that a recipe may take to dense's quality."""
+    return steps if name == DENSE else 2 * steps
 
 
 def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged | None]) -> str:
@@ -263,7 +273,7 @@ def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged
         row = [
             f"`{best.recipe if name != DENSE else DENSE}`",
             f"{best.lr:.2g}" + "".join(f" ({lr:.2g} diverges)" for lr in struck),
-            f"1/{full / sent:.3g}" if sent < full else "1",
+            _share(sent / full),
             f"{fmean(c.at(asked.steps) for c in mine):.4f}",
             "" if name == DENSE else _bounds(gap),
             _reached(steps, asked.steps),
@@ -274,6 +284,15 @@ def table(asked: argparse.Namespace, search: Search, judged: Mapping[str, Judged
         rows.append(row)
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]]) + "\n"
+
+
+def _share(of: float) -> str:
+    """A recipe's bytes beside dense's.
+
+    >>> _share(0.04), _share(1.0), _share(2.0)
+    ('1/25', '1', '2')
+    """
+    return f"1/{1 / of:.3g}" if of < 1 else f"{of:.3g}"
 
 
 def _bounds(gap: Gap | None) -> str:

@@ -23,6 +23,8 @@ from benchmarks.end import contenders, tables
 from benchmarks.end.records import DENSE, ROOT, Job, Plan, Run, Study, read_all
 from benchmarks.end.training import run
 
+from gossamer.bench.workloads import find
+
 
 def main() -> None:
     asked = _arguments()
@@ -31,7 +33,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     study = Study(asked.workload, asked.steps, asked.plan, asked.ranks)
-    known = tables.known_of(read_all(), study)
+    known = tables.known_of(read_all(), study, find(study.workload).metric)
     wanted = _wanted(asked, study, known)
     if asked.what == "left":
         _tell(wanted, known)

@@ -1,12 +1,14 @@
 """The rule of `benchmarks/quality.py`: which of two settings stands in the table."""
 
+import json
 import math
 import os
-from dataclasses import dataclass, field
+from argparse import Namespace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pytest
-from benchmarks.quality import DENSE, Curve, judge_all, keep, refuse_another
+from benchmarks.quality import DENSE, Curve, Curves, judge_all, keep, refuse_another
 
 from gossamer.bench.tune import Search, SearchOverride, SearchPlan, Tuning
 from gossamer.bench.tune.points import Setting
@@ -99,3 +101,15 @@ def test_the_record_of_another_search_is_not_gone_on_with() -> None:
         refuse_another(searched(), searched(steps=8))
     with pytest.raises(SystemExit, match="ddp had other knobs; give another --out"):
         refuse_another(searched(), searched(lr="lr=0.5..8"))
+
+
+def test_a_curve_that_ended_at_another_dense_s_quality_is_trained_on(tmp_path: Path) -> None:
+    """More trials may choose another rate for dense; then what was kept may not have got to its quality yet."""
+    asked = Namespace(workload="ridge", shards="iid", seeds=1, steps=8)
+    setting = at(1.0)[0]
+    short = Curve("a", repr(setting.recipe), 1.0, 10, [4, 8], [0.9, 0.5])
+    keep(tmp_path / "curves.json", json.dumps([asdict(short)]))
+    curves = Curves(asked, tmp_path)
+    assert curves.of("a", setting, 10, goal=0.5) == short
+    assert curves.of("a", setting, 10, goal=-1.0).steps == [4, 8, 12, 16]
+    assert Curves(asked, tmp_path).of("a", setting, 10, goal=-2.0).steps == [4, 8, 12, 16]

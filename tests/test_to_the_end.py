@@ -52,6 +52,15 @@ def test_all_records_of_the_repository_are_read_and_lie_where_their_job_says() -
         assert len(found.curve) <= 51
 
 
+def test_runs_that_were_judged_by_another_metric_are_not_compared() -> None:
+    """As where sacrebleu was installed between two of them."""
+    other = replace(DENSES[1], metric="BLEU")
+    assert tables.known_of(DENSES, tables.MAIN, "held-out accuracy").keys() == known(*DENSES).keys()
+    for runs, metric in (([DENSES[0], other], ""), (DENSES, "BLEU")):
+        with pytest.raises(SystemExit, match="would be judged by BLEU and by held-out accuracy"):
+            tables.known_of(runs, tables.MAIN, metric)
+
+
 # -- who is trained, and when -----------------------------------------------------------------------------------------------------
 
 

@@ -46,8 +46,15 @@ class Verdict(NamedTuple):
         return f"lost {number(self.lost)}" if math.isfinite(self.lost) else "diverged"
 
 
-def known_of(runs: Iterable[Run], study: Study) -> dict[Job, Run]:
-    return {run.job: run for run in runs if run.study == study}
+def known_of(runs: Iterable[Run], study: Study, metric: str = "") -> dict[Job, Run]:
+    """The runs of a study, all of one metric; of the one that is given, if any: an accuracy is not to be taken from BLEU."""
+    found = {run.job: run for run in runs if run.study == study}
+    metrics = sorted({*(run.metric for run in found.values()), *filter(None, [metric])})
+    if len(metrics) > 1:
+        raise SystemExit(
+            f"runs of {study.name} would be judged by {' and by '.join(metrics)}: keep those of one of them"
+        )
+    return found
 
 
 def number(value: float, signed: bool = False) -> str:

@@ -178,9 +178,9 @@ class Record:
         judged = [e for e in base.evaluations if math.isfinite(e.quality)] if base else []
         if base is None or not judged or judged[-1] is not base.evaluations[-1] or not judged[-1].step:
             return None
-        last = judged[-1].quality
-        before = [e.quality for e in judged if e.step == 0]
-        learned = all(last < q if self.lower_is_better else last > q for q in before)
+        first, last = judged[0].quality, judged[-1].quality  # scripts judge when they like; means of training are noisy
+        unknown = judged[0] is judged[-1] or (judged[0].step and "training" in self.metric)
+        learned = unknown or (last < first if self.lower_is_better else last > first)
         return last if learned else None
 
     def write(self, path: Path) -> None:

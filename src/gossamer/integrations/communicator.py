@@ -156,9 +156,9 @@ class Communicator(RunFacts):
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
 
-        It appears in `metrics()`, and `gossamer compare --script` and controllers such as `adacomm` use it. Before
-        `optimizer.step()` it belongs to the current step, after it to the step just done; call it once a step, always at the
-        same place. Nothing is communicated.
+        It appears in `metrics()`, and `gossamer compare --script` and controllers such as `adacomm` use it: there less is better,
+        so of an accuracy log 1 minus it. Before `optimizer.step()` it belongs to the current step, after it to the step just
+        done; call it once a step, always at the same place. Nothing is communicated.
         """
         self.meter.log(loss, held_out)
 

@@ -30,7 +30,7 @@ from gossamer.bench.claims import (
     running,
 )
 from gossamer.bench.claims.pages import index, page, write_pages
-from gossamer.bench.claims.sources import of_text
+from gossamer.bench.claims.sources import of_text, sources
 
 COMMAND = """
 import sys
@@ -297,6 +297,13 @@ def test_every_claim_is_whole(name: str) -> None:
     assert source.read_text().count("\n") <= 120
     assert empty(claim).sources.keys() >= {claim.module, *claim.methods}
     assert "" not in empty(claim).sources.values(), "a method's module is not there"
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("powersgd", "powersgd"), ("accordion", "powersgd"), ("terngrad", "ternary")]
+)
+def test_a_verdict_stands_on_the_codecs_of_its_recipes(name: str, module: str) -> None:
+    assert f"gossamer.codecs.{module}" in sources(find(name))
 
 
 @pytest.mark.slow

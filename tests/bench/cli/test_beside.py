@@ -90,3 +90,17 @@ def test_how_long_ddp_waits_is_known_beside_a_run_that_computes_alone() -> None:
     assert ddp.by_difference
     assert ddp.parts == [steps["compute"], 0.0, steps["ddp"] - steps["compute"]]
     assert "ddp cannot say" in known.caption
+
+
+def test_runs_of_several_records_are_split_by_the_computing_of_their_own() -> None:
+    short = replace(made(["ddp"]), timing=True, compute="150ms")
+    alone = replace(made(["qsgd"]).runs[0], name="compute", recipe="compute", yardstick=True)
+    short.runs.append(alone)
+    long = replace(deepcopy(short), compute="300ms", rate="1gbit", hosts=8)
+    for step in long.runs[1].steps:
+        step.seconds *= 2
+    both = beside([short, long])
+    (chart,) = [c for c in charts(study_of(both)) if isinstance(c, BarChart)]
+    computing = {both.runs[bar.run].name: bar.parts[0] for bar in chart.rows if bar.by_difference}
+    assert computing["ddp (1gbit)"] > 1.5 * computing["ddp (200mbit)"] > 0
+    assert "hosts: 200mbit 4 hosts, 1gbit 8 hosts" in both.note

@@ -328,6 +328,8 @@ def test_noise_is_measured_in_rows_of_rising_bits(say: Say) -> None:
     assert {r["recipe"] for r in rows} == {"scatter(eden(2))", "bf16"}
     assert rows[0]["bits"] <= rows[1]["bits"]
     assert say(*words[:-1])[1].startswith("recipe")
+    globbed = """scatter(bf16()) + rule("name != '[/x]*'", scatter(fp16()))"""
+    assert globbed in say("bench", "noise", globbed, *words[4:-1])[1]
 
 
 def some_record() -> Record:

@@ -76,6 +76,13 @@ def test_what_is_printed_as_best_can_be_typed(say: Say) -> None:
     assert best.recipe in out
 
 
+def test_brackets_of_a_name_are_printed_and_end_no_search(say: Say) -> None:
+    globbed = """scatter(bf16()) + rule("name != '[/x]*'", scatter(fp16()))"""
+    code, out, _ = say("tune", globbed, *QUICK, "--trials", "1", "--out", "run")
+    assert code == 0
+    assert out.count(globbed) >= 2  # in the table, and before the best
+
+
 def test_a_search_is_resumed_and_grown_but_not_begun_over(say: Say) -> None:
     words = ("tune", "qsgd", *QUICK, "--out", "run", "--json")
     first = [json.loads(line) for line in say(*words, "--trials", "2")[1].splitlines()]

@@ -119,6 +119,8 @@ def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_co
         ({"seed": 3}, "its seed was 0, and is 3 now"),
         ({"workload": "logistic"}, "its workload was 'ridge', and is 'logistic' now"),
         ({"network": "200mbit"}, "its network was 'unshaped', and is '200mbit' now"),
+        ({"lr": {"x": 2.0}}, "its --lr was 1.0, and is 2.0 now"),
+        ({"slow": ["1:5"]}, "its --slow was [], and is ['1:5'] now"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(gang2: Any, tmp_path: Path, other: dict[str, Any], what: str) -> None:

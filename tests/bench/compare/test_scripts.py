@@ -269,3 +269,18 @@ def test_what_was_judged_is_on_disk_while_a_script_trains(tmp_path: Path) -> Non
     kept = Record.read(path)
     assert (kept.metric, [e.quality for e in kept.runs[0].evaluations]) == ("held-out loss", [0.75])
     assert "its command was killed" in kept.runs[0].error
+
+
+def test_a_held_out_value_that_rises_is_taken_for_no_loss_and_the_record_says_so() -> None:
+    plan = ScriptPlan("train.py", [], {"ddp": "ddp", "qsgd": "qsgd"})
+    trial = ScriptCompare(plan, 1, None, "", lambda event: None, None)
+
+    def run(events: ScriptEvents) -> None:
+        for step, accuracy in ((1, 0.5), (2, 0.9)):
+            for what in (Step(step, 0.1 * step, 5.0, None), Evaluation(step, 0.1 * step, None, accuracy)):
+                events.line(0, line_of(RankEvent(what)))
+        events.line(0, line_of(RankEvent(ScriptEnded(None, None, None, None))))
+
+    record, code = trial.follow(run)
+    assert (code, record.target()) == (0, None)  # else all were there at their first look
+    assert "less counts as better: log a loss, or 1 - accuracy" in record.note

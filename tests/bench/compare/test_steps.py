@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from gossamer.bench.cli.bench import as_markdown
+from gossamer.bench.compare import ComparePlan, steps
 from gossamer.bench.compare.steps import StepRow, paces
-from gossamer.bench.record import Run, Step
+from gossamer.bench.record import Evaluation, Record, Run, Step
 
 
 def run(recipe: str, yardstick: bool, *seconds: float) -> Run:
@@ -30,3 +33,15 @@ def test_a_run_that_failed_after_some_steps_is_not_told_as_whole() -> None:
     assert "| 10 (9-11) |" in first
     assert "| 10 (9-11), failed: rank 2: no memory |" in second
     assert "| failed: rank 2: no memory |" in as_markdown([replace(cut, step_ms=0.0)])
+
+
+def test_bytes_and_waits_of_a_step_are_those_of_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty steps of local SGD: two rounds of eight, and four steps that have sent nothing yet."""
+    local = Run("local", "allreduce(fp32()) + local_sgd(8)", wire_bytes=200_000_000, nic_bytes=210_000_000)
+    local.steps = [Step(i, 0.1 * i, 1.0, 0, wait=0.8 * (i % 8 == 0)) for i in range(1, 21)]
+    ends = ((0, 0), (8, 100), (16, 200), (20, 200))
+    local.evaluations = [Evaluation(step, 0.1 * step, sent, 1.0) for step, sent in ends]
+    record = Record("", "", "lm", "", "loss", True, 1, 4, "unshaped", 0, runs=[local])
+    monkeypatch.setattr(steps, "launch", lambda *of: (record, 0))
+    row = steps.measure_steps(ComparePlan({"local": local.recipe}, chunk=4), 3, None, 4, lambda event: None)[0]
+    assert (row.sent_mb, row.nic_mb, row.waited_ms) == (12.5, 13.125, 100.0)

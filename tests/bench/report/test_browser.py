@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -327,3 +328,15 @@ def test_poor_records_open_quietly(browser: Browser, tmp_path: Path, case: str) 
     browser.open(tmp_path / "report.html")
     assert browser.errors == []
     assert browser.run("!/NaN|Infinity/.test(document.getElementById('charts').innerHTML)")
+
+
+@pytest.mark.parametrize("look", [{}, {"width": 390, "height": 844, "phone": True}], ids=str)
+def test_the_legend_of_many_long_names_leaves_room_for_the_charts(
+    browser: Browser, tmp_path: Path, look: dict[str, Any]
+) -> None:
+    record = made(["ddp", "topk"], steps=12)
+    record.runs += [replace(record.runs[1], name=f"{i} {'scatter(qsgd()) + ' * 9}local_sgd(8)") for i in range(150)]
+    write_html(record, tmp_path / "report.html")
+    browser.open(tmp_path / "report.html", **look)
+    assert browser.run("document.getElementById('legend').offsetHeight / innerHeight") < 0.4
+    assert browser.run("document.documentElement.scrollWidth") <= look.get("width", 1100)

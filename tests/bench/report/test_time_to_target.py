@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,10 @@ def test_seeds_give_bounds_and_decide_ties() -> None:
     assert found.time_bounds[0] < found.time_ratio < found.time_bounds[1]  # pyright: ignore
     assert found.reached == pytest.approx((27 + 32.5 + 23.8) / 3)
     assert ratio([], []) is None
+    assert " times as fast as DDP to its final held-out loss: " in headline(study).title
     text = write_markdown(whole)
     assert "seeds 0, 1 and 2" in text
+    assert "| recipe | time | time vs ddp |" in text  # each seed has a target of its own
     assert "tied" in text
     assert "seeds 0, 1 and 2" in render(whole)
 
@@ -98,6 +101,31 @@ def test_who_misses_on_one_seed_has_no_mean_time() -> None:
     assert next(r for r in study.rows if r.run.name == "a").reached is None
     assert study.common == 4.0
     assert study.rows[-1].outcome == "not on every seed"
+
+
+def test_of_several_seeds_the_headline_compares_means_and_says_on_which_nobody_got_there() -> None:
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
+    for k, quality in enumerate((4.1, 5.1, 6.1)):  # of which DDP ends with 4, 5 and 6
+        runs = whole.runs if k == 0 else whole.again[k - 1].runs
+        for one, last in zip(runs, (quality - 0.1, quality), strict=True):
+            one.evaluations = [replace(one.evaluations[0], quality=9.0), replace(one.evaluations[1], quality=last)]
+    title, detail = headline(study_of(whole))
+    assert title == "No recipe reached DDP’s final held-out loss on any seed."
+    assert detail == "Closest was a, 2.0 % short of it in the mean over seeds."
+    whole.again[0].runs[1].evaluations[1].quality = 4.0  # there it did, by far
+    title, detail = headline(study_of(whole))
+    assert title == "No recipe reached DDP’s final held-out loss on every seed."
+    assert detail == "Closest was a, as good as it in the mean over seeds."
+
+
+def test_of_several_seeds_the_headline_says_with_which_the_baseline_set_no_target() -> None:
+    whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
+    whole.again[0].runs[0] = Run("ddp", "ddp", "failed", "rank 1 was killed", evaluations=[Evaluation(0, 0.0, 0, 7.0)])
+    title, detail = headline(study_of(whole))
+    assert title.startswith("a ended with the best held-out loss")
+    assert detail == "DDP was not evaluated after its start with seed 1, so there is no target to time."
+    whole.runs[1].evaluations = []  # it failed there at once
+    assert headline(study_of(whole)).detail == detail
 
 
 def test_an_interrupted_baseline_is_compared_at_the_last_quality_that_all_reached() -> None:

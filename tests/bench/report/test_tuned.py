@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench.report.scatter import Point, scatter
-from gossamer.bench.report.tuned import headline, render, studied, styles, write_html, write_markdown
-from gossamer.bench.tune import Candidate, Trial, Tuning
+from gossamer.bench.report.tuned import headline, render, studied, styles, told, write_html, write_markdown
+from gossamer.bench.tune import Candidate, Trial, Tuning, at_an_end
 
 EMPTY = {"area", "br", "circle", "col", "hr", "img", "input", "link", "meta", "path", "wbr"}
 QUALITIES = {"ddp": [4.9, 5.0, 4.95], "<b>& 'topk'": [4.92, 4.99, 4.96], "late": [5.3, 5.4, 5.3]}
@@ -157,3 +157,35 @@ def test_markdown_has_a_row_for_each_recipe(tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     with pytest.raises(FileExistsError):
         write_html(made(), tmp_path / "mine.html")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        ("scatter(qsgd()) + every_step(rate=2.2)", True),
+        ("allreduce(fp32())", True),  # a rate of 1, where the recipe was given with another
+        ("allreduce(fp32()) + streaming(8, rate=0.331)", False),  # of its outer step
+        ("allreduce(fp32()) + slowmo(8, inner=every_step(rate=0.5))", False),
+        ("somebodys_own() + every_step(rate=2.2)", True),  # a part that is not imported here
+        ("somebodys_own() + streaming(8, rate=0.331)", False),
+    ],
+)
+def test_the_learning_rate_is_told_unless_the_recipe_says_it(recipe: str, says: bool) -> None:
+    trial = _trial("", 1, 0, 2.2, 4.0)
+    trial.recipe = recipe
+    assert told(trial) == recipe + ("" if says else ", at 2.2 times the learning rate")
+
+
+@pytest.mark.parametrize(
+    ("searched", "end"),
+    [
+        ("0.0625 to 0.5, by factors", "highest"),
+        ("0.45 to 8.0", "lowest"),
+        ("0.5, 1.0 or 2.0", "lowest"),
+        ("1.0 to 1.6e+1, by factors", "lowest"),  # the recipe as it was given may be beyond
+        ("0.125 to 4.0, by factors", ""),
+        ("0.5", ""),
+    ],
+)
+def test_the_ends_of_rates_that_were_asked_for_are_told_too(searched: str, end: str) -> None:
+    assert at_an_end(Candidate("", "", {"lr": searched}), _trial("", 1, 0, 0.5, 4.0)) == end

@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,13 @@ def test_a_search_by_another_metric_is_not_resumed(monkeypatch: pytest.MonkeyPat
         Search(asked()).resume(before)
 
 
+@pytest.mark.parametrize("edited", [{"rates": [0.5]}, {"parameters": 12}])
+def test_a_search_on_a_workload_that_was_edited_is_not_resumed(edited: dict[str, Any]) -> None:
+    """Trials at the rates of one would stand beside those of the other."""
+    with pytest.raises(TuningError, match=f"other {next(iter(edited))}: "):
+        Search(asked()).resume(replace(plain(), **edited))
+
+
 def test_what_diverged_is_said_and_never_best(tmp_path: Path) -> None:
     tuning = done(asked(wishes=[SearchOverride.of("lr=1e3,2e3")], steps=40))
     for name in RECIPES:
@@ -249,6 +257,11 @@ def test_one_seed_shows_nothing_and_one_that_diverged_is_not_averaged_away() -> 
     assert [(s.verdict, s.tied) for s in single] == [("one seed", True), ("baseline", True)]
     lost = ranking(made({"ddp": [1.0, 1.1], "other": [0.5, math.nan]}))
     assert [(s.verdict, s.mean is None) for s in lost] == [("baseline", False), ("diverges", True)]
+
+
+def test_beside_a_baseline_that_diverged_nobody_is_told_that_there_was_one_seed() -> None:
+    found = ranking(made({"ddp": [1.0, math.nan, 1.2], "other": [0.5, 0.6, 0.7]}))
+    assert [(s.contender.name, s.verdict) for s in found] == [("other", "no baseline"), ("ddp", "diverges")]
 
 
 def test_two_that_nothing_tells_apart_are_tied() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from gossamer.bench.claims.claim import PaperClaim
 from gossamer.bench.claims.plan import Contest
+from gossamer.bench.tune.knobs import nested
+from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 
 
@@ -25,7 +27,7 @@ def _modules(claim: PaperClaim) -> Iterator[str]:
     for study in claim.plan.values():
         for text in study.recipes.values() if isinstance(study, Contest) else ():
             for recipe in (made := Recipe.of(text), *made.reached):
-                yield from (type(part).__module__ for part in recipe.parts())
+                yield from (type(part).__module__ for part, _ in nested(recipe) if isinstance(part, Part))
 
 
 def fingerprint(module: str) -> str:

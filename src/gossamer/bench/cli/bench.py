@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench.cli import progress
@@ -102,7 +103,7 @@ def noise(
     table = Table("recipe", "bits", "error of a message", "of the mean", box=None, pad_edge=False)
     for row in rows:
         message = "" if row.message is None else f"{row.message:.3g}"
-        table.add_row(row.recipe, f"{row.bits:.2f}", message, f"{row.mean:.3g}")
+        table.add_row(escape(row.recipe), f"{row.bits:.2f}", message, f"{row.mean:.3g}")
     console().print(table)
 
 
@@ -130,7 +131,7 @@ def steps(
     """Measure step times of the 5.8 M-parameter language model: recipes, DDP and its hooks, and computing alone.
 
     All train in turns in one lab; times are medians over steps (over whole rounds, for schedules that have such), with their
-    range; bytes are per rank and step.
+    range; bytes are per host and step.
     """
     for text in recipes or []:
         check(text)

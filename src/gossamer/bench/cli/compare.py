@@ -260,7 +260,7 @@ def _join(plan: ComparePlan, rate: str | None, output: RunOutput) -> NoReturn:
         plan.checkpoint = output.checkpoint
     if not first:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # so that rank 0 does not wait for us when the launcher ends us
-        raise typer.Exit(join(plan, command(), _notes)[1])
+        raise typer.Exit(join(plan, command(), progress.quiet)[1])
     earlier = output.earlier() if plan.resume else None
     output.conclude(*join(plan, _commands(earlier), output.lines(plan), output.record), earlier)
 
@@ -269,11 +269,6 @@ def _commands(earlier: Record | None) -> str:
     """This command; of a run that is resumed, below those that it takes to do it all again."""
     before = earlier.command.splitlines() if earlier else []
     return "\n".join(dict.fromkeys([*before, command()]))
-
-
-def _notes(event: RankEvent) -> None:
-    if isinstance(event.what, Note):
-        progress.troubles(event)
 
 
 def _absolute(text: str) -> str:

@@ -17,16 +17,16 @@ def summary(record: Record) -> None:
     seeds = "" if record.script else f", {seeds_of(record.trials)}"  # a script has its own
     out.print(f"\n[bold]{escape(record.workload)}[/], {_ranks_text(record)}, {where}{seeds}{severe(study.severity)}")
     out.print(headline(study).title, markup=False, style="bold")
+    seed = f" with seed {record.seed}" if len(record.trials) > 1 else ""
     if study.target is not None and len(record.runs) > 1:
         whose = "all reached last" if study.base and study.base.cut else f"{record.baseline} ended with"
-        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}"
+        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}{seed}"
         out.print(told, markup=False, style="dim")
     out.print(_table(study))
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
-        out.print(
-            f"to {study.common:.4f}, the last quality that all reached: {', '.join(times)}", markup=False, style="dim"
-        )
+        told = f"to {study.common:.4f}, the last quality that all reached{seed}: {', '.join(times)}"
+        out.print(told, markup=False, style="dim")
     if any(row.run.lr != 1 for row in study.rows):
         told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
         out.print(f"learning rates, in multiples of the workload's: {told}", style="dim", markup=False)

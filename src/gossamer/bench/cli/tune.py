@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench.cli import progress
@@ -162,7 +163,7 @@ def _teller(question: SearchPlan, quiet: bool, as_json: bool) -> Callable[[Tunin
 
 def _conclude(tuning: Tuning) -> None:
     out, study = console(), studied(tuning)
-    out.print(f"\n[bold]{headline(study).title}[/]", soft_wrap=True, markup=True)
+    out.print(f"\n{headline(study).title}", soft_wrap=True, markup=False, style="bold")
     for sentence in study.notes:
         out.print(sentence, markup=False, soft_wrap=True, style="dim")
     out.print(_table(study))
@@ -175,9 +176,9 @@ def _table(study: SearchStudy) -> Table:
     table = Table(box=None, pad_edge=False)
     heads = ("recipe", study.judged_on, f"vs {study.baseline}", "lr", "steps", "sent/step", "as given", "best")
     for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in study.rows:
-        table.add_row(*_cells(row))
+        table.add_row(*map(escape, _cells(row)))
     return table
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.rank_run import RankRun
+from gossamer.bench.workloads import find
 from gossamer.core import files
 from gossamer.core.errors import CheckpointError, GossamerError, plainly
 from gossamer.integrations.checkpoint import read
@@ -156,7 +157,10 @@ def _facts(plan: ComparePlan, run: RankRun) -> dict[str, Any]:
         "workload": plan.workload,
         "options": plan.options,
         "seed": plan.seed,
+        "metric": find(plan.workload).metric,  # sacrebleu may be installed since
+        "--lr": plan.lr.get(run.name, 1.0),
         "--compute": plan.compute or None,
+        "--slow": plan.slow,
         "network": plan.network + (f", {plan.per_host} ranks a host" if plan.per_host > 1 else ""),
         RANKS: dist.get_world_size(),
     }

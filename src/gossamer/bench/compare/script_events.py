@@ -15,6 +15,7 @@ from gossamer.bench.record import Evaluation, Run, Step
 LAST = 20  # last lines of a rank that its error shows
 POINTS = 20  # a training loss is averaged over a twentieth of the baseline's steps, at least
 PAUSE = 2.0  # seconds between two shown evaluations: a reader is no faster
+HELD_OUT = "held-out loss"  # the metric, where a script tells it: less is better
 
 
 @dataclass
@@ -186,7 +187,7 @@ def judge(runs: list[Run], events_of: dict[str, ScriptEvents], chunk: int) -> st
     if whole and all(h.held_out for h in whole):
         for h in heard:
             h.run.evaluations = [_mean(seen) for _, seen in sorted(h.held_out.items())]
-        return "held-out loss"
+        return HELD_OUT
     window = max(chunk, *(-(-h.run.done // POINTS) for h in heard)) if heard else chunk
     for h in heard:
         h.run.evaluations = _windows(h.run.steps, window)

@@ -22,7 +22,7 @@ from gossamer.bench.compare.journal import Journal
 from gossamer.bench.compare.launch import UNFINISHED, run_ranks
 from gossamer.bench.compare.local import HERE, beside_this_rank
 from gossamer.bench.compare.rank_run import about
-from gossamer.bench.compare.script_events import LAST, ScriptEvents, judge
+from gossamer.bench.compare.script_events import HELD_OUT, LAST, ScriptEvents, judge
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.lab import available, in_lab
 from gossamer.bench.lab.output import LineSplitter
@@ -39,6 +39,7 @@ COMPILED = (
     "is filled"
 )
 UNTOLD = "the script logs no loss: compared by the values it calls backward() on, summed over a step"
+RISES = "what the script logs as held_out rises in every run, and less counts as better: log a loss, or 1 - accuracy"
 
 
 class ScriptError(GossamerError, ValueError):
@@ -70,6 +71,9 @@ class ScriptCompare:
             self._interrupted(f"interrupted by {signal.Signals(number).name}")
             self.code = 128 + number
         self._judge()
+        judged = [run.evaluations for run in self.record.runs if len(run.evaluations) > 1]
+        if self.record.metric == HELD_OUT and judged and all(e[-1].quality > e[0].quality for e in judged):
+            self._note(RISES)  # an accuracy, most likely
         return self.record, self.code
 
     def _judge(self) -> None:

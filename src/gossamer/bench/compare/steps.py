@@ -94,7 +94,8 @@ def _row(
     def ratio(name: str) -> float | None:
         return round(median / medians[name], 3) if median and name in medians else None
 
-    steps = max(run.done, 1)
+    share, whole = _of_a_step(run), len(settled) // _period(run.recipe) * _period(run.recipe)
+    settled = settled[:whole] or settled  # the steps of a round that was cut off have not waited yet
     return StepRow(
         recipe=run.name,
         rate=record.rate,
@@ -104,12 +105,12 @@ def _row(
         high_ms=round(max(taken, default=0.0), 1),
         ratio_to_ddp=ratio("ddp"),
         ratio_to_compute=ratio("compute"),
-        sent_mb=_megabytes(run.wire_bytes, steps),
-        nic_mb=_megabytes(run.nic_bytes, steps),
+        sent_mb=_megabytes(run.wire_bytes, share),
+        nic_mb=_megabytes(run.nic_bytes, share),
         loss=round(run.evaluations[-1].quality, 4) if run.evaluations and not record.compute else None,
         error=run.error,
         per_host=record.per_host,
-        inside_mb=_megabytes(run.inside_bytes, steps),
+        inside_mb=_megabytes(run.inside_bytes, share),
         compute=record.compute,
         exposed_ms=round(median - medians["compute"], 1) if median and "compute" in medians else None,
         processor_ms=None if run.processor is None else round(1000 * run.processor, 1),
@@ -124,5 +125,17 @@ def _mean_ms(seconds: Sequence[float | None]) -> float | None:
     return round(1000 * statistics.fmean(known), 1) if known else None
 
 
-def _megabytes(total: int | None, steps: int) -> float | None:
-    return None if total is None else round(total / steps / 1e6, 4)
+def _of_a_step(run: Run) -> float:
+    """Which part of a run's bytes a step has: that of whole rounds, for the steps of one that was cut off have sent nothing yet."""
+    ends = [(0, 0)]
+    if run.recipe not in BASELINES and _period(run.recipe) > 1:
+        ends_round = Recipe.of(run.recipe).schedule.ends_round
+        ends += [(e.step, e.sent) for e in run.evaluations if e.sent and ends_round(e.step)]
+    if len(ends) == 1:
+        return 1 / max(run.done, 1)
+    (begin, before), (end, sent) = ends[1 if len(ends) > 2 else 0], ends[-1]  # late messages are not in the first
+    return (sent - before) / (end - begin) / (run.evaluations[-1].sent or 1)
+
+
+def _megabytes(total: int | None, share: float) -> float | None:
+    return None if total is None else round(total * share / 1e6, 4)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gossamer.bench.record import Record, RepeatedRuns, Run
+from gossamer.bench.report.formatting import ranks_on
 from gossamer.core.errors import GossamerError
 
 
@@ -24,6 +25,8 @@ def beside(records: Sequence[Record]) -> Record:
     labelled = list(zip(records, _labels(records), strict=True))
     seeds, again = list(first.trials)[1:], list[RepeatedRuns]()
     notes = [f"{label}: {r.command}" + (f" ({r.note})" if r.note else "") for r, label in labelled]
+    if len({(r.hosts, r.per_host) for r in records}) > 1:
+        notes.append("hosts: " + ", ".join(f"{label} {ranks_on(r.hosts, r.per_host)}" for r, label in labelled))
     if len({tuple(r.trials) for r in records}) > 1:
         notes.append("not all have the same seeds, so of each only its first is shown")
     else:

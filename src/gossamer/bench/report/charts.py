@@ -139,8 +139,11 @@ def _residuals(study: Study) -> LineChart:
 
 
 def _step_time(study: Study) -> BarChart:
-    alone = next((r.step for r in study.rows if r.run.alone and r.step is not None), None)
-    rows = [_bar(r, r.step, alone) for r in sorted(study.rows, key=lambda r: r.step or 0.0) if r.step is not None]
+    several = study.record.together > 1  # each of them computes for its own time, and names end with which it is
+    of = {r.index: r.run.name.rpartition(" (")[2] if several else "" for r in study.rows}
+    alone = {of[r.index]: r.step for r in study.rows if r.run.alone}
+    timed = sorted((r for r in study.rows if r.step is not None), key=lambda r: r.step or 0.0)
+    rows = [_bar(r, r.step or 0.0, alone.get(of[r.index])) for r in timed]
     caption = (
         "Means over the steps. Compute: forward, backward, optimizer. Codec: encoding and decoding, beside the rest where "
         "it can, so a bar may pass the tick that marks the whole step by the clock. Exposed wait: training stood still for "

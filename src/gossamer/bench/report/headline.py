@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from gossamer.bench.record import named
 from gossamer.bench.report.formatting import listed, number, quality, seconds, size
 from gossamer.bench.report.study import RunRow, Study
 
@@ -32,13 +33,14 @@ def headline(study: Study) -> Headline:
 
 
 def _against(base: RunRow, study: Study) -> tuple[str, str]:
-    metric, stopped = quality(study.record.metric), _stopped(base)
-    goal = f"{metric} {number(study.target)}"
+    metric, stopped, several = quality(study.record.metric), _stopped(base), len(study.record.trials) > 1
+    goal = f"its final {metric}" if several else f"{metric} {number(study.target)}"
     arrived = [r for r in study.others if r.reached is not None]
     if not arrived:
         if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
-        title = f"No recipe reached {owner(base)} final {metric}, {number(study.target)}."
+        seed = f" on {'every' if any(r.some_missed for r in study.others) else 'any'} seed"
+        title = f"No recipe reached {owner(base)} final {metric}{seed if several else f', {number(study.target)}'}."
         return title, _said(_closest(base, study), _together(base, study), stopped)
     best = arrived[0]
     ratio = best.time_ratio or 1.0
@@ -115,7 +117,12 @@ def _closest(base: RunRow, study: Study) -> str:
         told = any(r.run.evaluations for r in study.others)
         return f"None ended with a usable {quality(study.record.metric)}." if told else "None was evaluated."
     best = _best(ended, study)
-    off = abs((best.final or 0.0) - (study.target or 0.0)) / (abs(study.target or 0.0) or 1.0)
+    several = len(study.record.trials) > 1
+    goal = (base.final if several else study.target) or 0.0  # what it ended with is a mean over seeds, too
+    off = ((best.final or 0.0) - goal) / (abs(goal) or 1.0) * (1 if study.record.lower_is_better else -1)
+    if several:
+        how = f"{number(100 * off, 2)} % short of it" if off > 0 else "as good as it"
+        return f"Closest was {best.run.name}, {how} in the mean over seeds."
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
     short = f"{number(100 * off, 2)} % short of it"
     return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
@@ -162,7 +169,7 @@ def _of_steps(study: Study) -> Headline:
 
 def _without_target(study: Study) -> Headline:
     """No baseline to measure against: say what there is, and why it is not more."""
-    ended = [r for r in study.rows if r.final is not None and r.run.evaluations[-1].step]
+    ended = [r for r in study.rows if r.final is not None and r.run.evaluations and r.run.evaluations[-1].step]
     why = _why_no_target(study)
     if len(study.rows) == len(ended) == 1:
         return _alone(ended[0], study)
@@ -189,9 +196,13 @@ def _why_no_target(study: Study) -> str:
     metric = quality(study.record.metric)
     if base.final is None:
         return f"{label(base)} has no usable {metric}, so there is no target to time."
-    if len(base.run.evaluations) < 2:
-        return f"{label(base)} was not evaluated after its start, so there is no target to time."
-    return f"{label(base)} ended with no better {metric} than it began with, so there is no target to time."
+    trials = study.record.trials  # of several seeds, the first one with which it sets none
+    runs = [(seed, named(runs, base.run.name)) for seed, runs in trials.items() if study.record.target(runs) is None]
+    seed, run = next(((seed, run) for seed, run in runs if run), (study.record.seed, base.run))
+    where = f" with seed {seed}" if len(trials) > 1 else ""
+    if len(run.evaluations) < 2:
+        return f"{label(base)} was not evaluated after its start{where}, so there is no target to time."
+    return f"{label(base)} ended with no better {metric} than it began with{where}, so there is no target to time."
 
 
 def _failures(study: Study) -> str:

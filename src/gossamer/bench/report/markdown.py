@@ -53,7 +53,7 @@ def write_markdown(record: Record) -> str:
 
 def _table(study: Study) -> str:
     base = _cell(study.record.baseline)
-    goal = f" to {number(study.target)}" if study.target is not None else ""
+    goal = f" to {number(study.target)}" if study.target is not None and len(study.record.trials) == 1 else ""
     metric = _cell(quality(study.record.metric))
     heads = ["recipe", f"time{goal}", f"time vs {base}", "steps", "mean step", f"step vs {base}"]
     heads[3:3] = [f"time to {number(study.common)}"] if study.common is not None else []

@@ -1,6 +1,7 @@
 """The page of a search: which recipe was best on seeds that nobody searched on, and all trials."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from gossamer.bench.report.pages import PAGE, filled
 from gossamer.bench.report.palette import BASELINE, Style, hues
 from gossamer.bench.report.scatter import Point, scatter
 from gossamer.bench.tune import Ranked, Trial, Tuning, at_an_end, ranking
+from gossamer.bench.tune.knobs import at_rate
 from gossamer.core import files
+from gossamer.core.errors import RecipeError
+from gossamer.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,16 @@ def told(trial: Trial) -> str:
     >>> told(trial)
     'allreduce(fp32()) + local_sgd(8), at 0.5 times the learning rate'
     """
-    says = trial.lr == 1 or "rate=" in trial.recipe
+    says = trial.lr == 1 or _says_rate(trial.recipe)
     return trial.recipe + ("" if says else f", at {trial.lr:g} times the learning rate")
+
+
+def _says_rate(recipe: str) -> bool:
+    """Whether its schedule holds the multiple of the learning rate: the `rate` of others is that of an outer step."""
+    try:
+        return at_rate(Recipe.of(recipe), 2.0)[1] == 1
+    except RecipeError:  # it has parts of somebody's own, which are not imported here
+        return re.search(r"(^|\+ )every_step\([^()]*\brate=", recipe) is not None
 
 
 def studied(tuning: Tuning) -> SearchStudy:

@@ -51,7 +51,7 @@ def knobs(recipe: Recipe) -> list[Knob]:
     ['lr', 'topk.ratio', 'topk.scope', 'error_feedback.decay']
     """
     same = {("controller", name) for name in _followers(recipe)}
-    parts = [(part, path) for part, path in _parts(recipe, ()) if not isinstance(part, Recipe)]
+    parts = [(part, path) for part, path in nested(recipe) if not isinstance(part, Recipe)]
     found = [(part, path) for part, path in parts if path[:2] not in same]
     names = [part.name for part, _ in found]
     out = [Knob(LR, (), RATES)]
@@ -63,14 +63,15 @@ def knobs(recipe: Recipe) -> list[Knob]:
     return out
 
 
-def _parts(value: Any, path: Path) -> Iterator[tuple[Any, Path]]:
+def nested(value: Any, path: Path = ()) -> Iterator[tuple[Any, Path]]:
+    """Recipes and parts within a value, such as the codec of an exchange, and where they are."""
     if isinstance(value, tuple):
         for i, one in enumerate(value):
-            yield from _parts(one, (*path, i))
+            yield from nested(one, (*path, i))
     elif isinstance(value, Recipe | Part):
         yield value, path
         for f in fields(value):  # pyright: ignore[reportArgumentType]
-            yield from _parts(getattr(value, f.name), (*path, f.name))
+            yield from nested(getattr(value, f.name), (*path, f.name))
 
 
 @cache

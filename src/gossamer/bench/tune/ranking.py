@@ -6,19 +6,22 @@ all recipes, and compared seed by seed: same model, same batches. Two bounds hol
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
-from gossamer.bench.tune.knobs import LR, RATES
+from gossamer.bench.tune.knobs import LR
 from gossamer.bench.tune.record import Candidate, Trial, Tuning
 
 # Student's t at 95 per cent, one side, by degrees of freedom.
 STUDENT = [6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753]
 MANY = 1.75
 
-Verdict = Literal["baseline", "better", "worse", "no difference", "one seed", "diverges", "nothing", "not judged"]
+Verdict = Literal[
+    "baseline", "better", "worse", "no difference", "one seed", "no baseline", "diverges", "nothing", "not judged"
+]
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,13 @@ def _standing(
     leader: dict[int, Trial],
 ) -> Ranked:
     gap, mean = _gap(tuning, judged, base), _mean(judged)
-    verdict = _verdict(best, judged, gap, contender is tuning.contenders[0])
+    verdict = _verdict(best, judged, gap, contender is tuning.contenders[0], _mean(base) is not None)
     ahead = _gap(tuning, judged, leader)
     tied = mean is not None and (judged is leader or ahead is None or not ahead.shown)
     return Ranked(contender, best, judged, mean, gap, verdict, tied)
 
 
-def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool) -> Verdict:
+def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_base: bool, has_base: bool) -> Verdict:
     if best is None:
         return "nothing"
     if any(t.outcome != "ok" for t in judged.values()):
@@ -85,7 +88,7 @@ def _verdict(best: Trial | None, judged: dict[int, Trial], gap: Gap | None, is_b
     if is_base:
         return "baseline"
     if gap is None:
-        return "one seed"
+        return "one seed" if has_base else "no baseline"
     return "no difference" if not gap.shown else "worse" if gap.low > 0 else "better"
 
 
@@ -119,9 +122,8 @@ def _mean(judged: dict[int, Trial]) -> float | None:
 
 
 def at_an_end(contender: Candidate, best: Trial) -> str:
-    """Which end of the usual learning rates the best lies near, if any: further out it may be better."""
-    if contender.knobs.get(LR) != str(RATES):
+    """Which end of the learning rates that were searched the best lies near, if any: further out it may be better."""
+    rates = [float(number) for number in re.findall(r"[\d.]+(?:e[+-]?\d+)?", contender.knobs.get(LR, ""))]
+    if not rates or min(rates) == max(rates):
         return ""
-    ends: dict[str, float] = {"lowest": RATES.low, "highest": RATES.high}
-    near = [name for name, end in ends.items() if abs(math.log(best.lr / end)) < math.log(1.25)]
-    return near[0] if near else ""
+    return "lowest" if best.lr < 1.25 * min(rates) else "highest" if 1.25 * best.lr > max(rates) else ""

@@ -21,7 +21,7 @@ class Trial:
     contender: str
     number: int  # from 0, the recipe as it was given; -1 where the best was judged again, on another seed
     seed: int
-    recipe: str  # with its knobs; its schedule's rate, if it has one, is the learning rate's multiple too
+    recipe: str  # with its knobs; the rate of every_step() is the learning rate's multiple too
     lr: float  # in multiples of the workload's own
     values: dict[str, str]  # of the knobs, as a recipe writes them
     outcome: Outcome

@@ -99,7 +99,8 @@ class Search:
 
     def resume(self, earlier: Tuning) -> None:
         """Take over the trials of an earlier search, which asked the same; only `trials` and `repeats` may have grown."""
-        for name in ("workload", "metric", "shards", "ranks", "steps", "budget", "seed", "contenders"):
+        of_workload = ("workload", "metric", "parameters", "rates", "shards")  # one's own may have been edited since
+        for name in (*of_workload, "ranks", "steps", "budget", "seed", "contenders"):
             mine, theirs = getattr(self.tuning, name), getattr(earlier, name)
             if mine != theirs:
                 raise TuningError(
@@ -112,7 +113,9 @@ class Search:
                 raise TuningError("the record there was asked for more trials or repeats: ask for as many, or more")
         self.tuning.trials, self.tuning.untrained = earlier.trials, earlier.untrained
         self.tuning.command = "\n".join(dict.fromkeys([*earlier.command.splitlines(), self.tuning.command]))
-        self.tuning.created, self.tuning.versions = earlier.created, {**earlier.versions, **self.tuning.versions}
+        each = {n: [*earlier.versions.get(n, v).split(", "), v] for n, v in self.tuning.versions.items()}
+        all_of_them = earlier.versions | {name: ", ".join(dict.fromkeys(some)) for name, some in each.items()}
+        self.tuning.created, self.tuning.versions = earlier.created, all_of_them
 
     def run(self, tell: Tell) -> None:
         """All trials that are missing; `tell` hears of each when it is over, and may keep what there is."""
