@@ -173,3 +173,12 @@ def test_rattler_build_refuses_a_recipe_with_a_mistake(right: str, wrong: str) -
     assert right in text
     with pytest.raises(build.RattlerBuildError):
         build.Stage0Recipe.from_yaml(text.replace(right, wrong)).render(build.VariantConfig())
+
+
+def test_the_command_line_asks_for_a_typer_that_knows_its_options() -> None:
+    """Choices are written as Literals, on which typer ends in a traceback before 0.19."""
+    commands = "".join(path.read_text() for path in (ROOT / "src" / "gossamer" / "bench" / "cli").glob("*.py"))
+    assert "Literal[" in commands
+    (least,) = (line.partition(">=")[2] for line in PROJECT["optional-dependencies"]["cli"] if line.startswith("typer"))
+    assert tuple(map(int, least.split("."))) >= (0, 19)
+    assert f"typer>={least}\n" in (ROOT / "requirements-dev.txt").read_text()
