@@ -1,6 +1,7 @@
 """`gossamer plan`: what a user reads, the same as JSON, and what is refused before anything is planned."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_shapes_may_come_from_a_file_or_a_function(say: Say, tmp_path: Path, mon
         "import torch\ndef make(): return torch.nn.Linear(10, 10)\ndef lazy(): return torch.nn.LazyLinear(3)\n"
         "def no(): return 3\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the program gossamer is not started as python -m, which looks here
     code, out, _ = say("plan", "mine_to_plan:make", *asked)
     assert (code, json.loads(out)["model"]["parameters"]) == (0, 110)
     for name, says in (("lazy", "lazy parameters"), ("no", "returned int"), ("none", "AttributeError")):

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -300,6 +302,7 @@ def measured(workload: workloads.Workload) -> ModelCost:
 def _built(text: str) -> nn.Module:
     """Build the model of module:callable on the meta device."""
     module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, and --import
     try:
         make = getattr(importlib.import_module(module), name)
         with torch.device("meta"):
