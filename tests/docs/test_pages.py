@@ -145,3 +145,14 @@ def test_torchrun_of_several_machines_is_told_which_one_it_is_on(page: Path) -> 
 def test_the_front_page_names_every_command() -> None:
     named = (ROOT / "README.md").read_text().partition("The commands are ")[2].partition(";")[0]
     assert {word.removeprefix("gossamer ") for word in re.findall(r"`([^`]+)`", named)} == set(HELP)
+
+
+def test_an_example_that_leaves_its_recipe_to_the_environment_says_how_to_name_one() -> None:
+    """Without it such a script ends before its first step."""
+    texts = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    left = [text for text in texts if re.search(r"gossamer\.(ddp\.register\(\w+\)|attach\(\w+, \w+\))", text)]
+    assert left
+    for text in left:
+        started = re.findall(r"^\$ .*torchrun .*", text, re.M)
+        assert started
+        assert [line for line in started if not line.startswith("$ GOSSAMER_RECIPE=")] == []
