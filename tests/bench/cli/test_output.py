@@ -3,13 +3,14 @@
 import fcntl
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.bench.cli.conftest import COMMAND, Shell
 
-from gossamer.bench.cli.console import NARROW, console, is_lively
+from gossamer.bench.cli.console import NARROW, console, is_lively, is_watched
 from gossamer.bench.cli.run_output import RunOutput
 from gossamer.bench.record import Record, Run
 
@@ -65,15 +66,27 @@ def test_a_missing_cache_is_told_in_one_line(shell: Shell) -> None:
 def test_tables_keep_their_letters_where_lines_fold_and_rows_are_redrawn_where_they_do_not(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int, lively: bool
 ) -> None:
-    for name, value in {"COLUMNS": columns, "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+    for name, value in {"COLUMNS": columns, "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert (console().width, is_lively()) == (width, lively)
 
 
 def test_rows_are_not_redrawn_where_the_cursor_cannot_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"COLUMNS": "100", "TERM": "dumb", "FORCE_COLOR": "1"}.items():
+    for name, value in {"COLUMNS": "100", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert not is_lively()
+
+
+def test_a_log_that_is_called_a_terminal_for_its_colours_is_not_filled_with_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"COLUMNS": "100", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert console().is_terminal
+    assert (is_watched(console()), is_lively()) == (False, False)
 
 
 def test_a_pipe_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

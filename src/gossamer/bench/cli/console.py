@@ -26,4 +26,9 @@ def columns(*heads: str) -> Table:
 def is_lively(stderr: bool = False) -> bool:
     """True if rows can be redrawn in place: not in a pipe, a dumb terminal, or a narrow one."""
     made = Console(stderr=stderr)
-    return made.is_terminal and not made.is_dumb_terminal and made.width >= NARROW
+    return is_watched(made) and made.width >= NARROW
+
+
+def is_watched(made: Console) -> bool:
+    """True if lines can be redrawn: FORCE_COLOR makes a terminal of a pipe too, and would fill a CI's log with frames."""
+    return made.is_terminal and not made.is_dumb_terminal and made.file.isatty()

@@ -13,10 +13,11 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
+from rich.console import Console
 from torch import nn
 
 from gossamer.bench import workloads
-from gossamer.bench.cli.console import console
+from gossamer.bench.cli.console import console, is_watched
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.output import writing
@@ -178,7 +179,7 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     """Replay the plan on a grid, which takes minutes for large models, and write the page."""
     screen = console(stderr=True)
-    with screen.status("replaying") as status:
+    with (screen if is_watched(screen) else Console(quiet=True)).status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
     with writing(path, "give --page another file"):
         planned.write_html(found, grid, path)
@@ -187,7 +188,7 @@ def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
 
 def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
     screen = console(stderr=True)
-    if not screen.is_terminal:
+    if not is_watched(screen):
         return plan(model, cluster, recipes, **options)
     with screen.status("planning") as status:
         return plan(model, cluster, recipes, **options, tell=lambda name: status.update(f"planning {name}"))
