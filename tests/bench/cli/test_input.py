@@ -93,6 +93,7 @@ WRONG = [
     ("report loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),
     (f"report {'x' * 300}", f"{'x' * 300} cannot be read: File name too long"),
     ("lab", "no command to run"),
+    ("lab --rat 5mbit -- true", "gossamer lab has no option '--rat'; its options come first"),
     ("lab --rate 5mb -- true", "'5mb' is not a rate"),
     ("lab --hosts 4 --rate 1gbit,1gbit -- true", "2 rates for 4 hosts"),
     ("lab --hosts 0 -- true", "--hosts"),
