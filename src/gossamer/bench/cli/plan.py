@@ -322,7 +322,8 @@ def _built(text: str) -> nn.Module:
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Read shapes by parameter: name = [rows, columns]."""
     try:
-        raw: Any = tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
+        raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
