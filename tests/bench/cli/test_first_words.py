@@ -29,7 +29,9 @@ def test_a_short_word_helps_as_the_long_one_does(say: Say, words: tuple[str, ...
     assert "Usage:" in out
 
 
-@pytest.mark.parametrize("words", [("--rate", "200mbit"), ("--workload", "lm"), ("--parameters", "1000")])
+@pytest.mark.parametrize(
+    "words", [("--rate", "200mbit"), ("--workload", "lm"), ("--parameters", "1000"), ("--hosts", "8")]
+)
 def test_bytes_are_of_some_recipe(say: Say, words: tuple[str, str]) -> None:
     code, out, err = say("recipes", *words)
     assert (code, out) == (2, "")
