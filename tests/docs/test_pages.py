@@ -1,5 +1,6 @@
 """What the pages say to type runs, and what they link to exists."""
 
+import pkgutil
 import re
 import sys
 import types
@@ -156,3 +157,17 @@ def test_an_example_that_leaves_its_recipe_to_the_environment_says_how_to_name_o
         started = re.findall(r"^\$ .*torchrun .*", text, re.M)
         assert started
         assert [line for line in started if not line.startswith("$ GOSSAMER_RECIPE=")] == []
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_names_of_ours_exist(page: Path) -> None:
+    for name in re.findall(r"`(gossamer(?:\.\w+)+)[`(]", page.read_text()):
+        if not name.startswith("gossamer.trainers."):  # their frameworks may be missing
+            pkgutil.resolve_name(name)
+
+
+def test_parts_that_a_page_calls_typical_of_a_recipe_exist() -> None:
+    table = (DOCS / "how.md").read_text().partition("```text\ncontroller ")[2].partition("```")[0]
+    named = {name for line in table.splitlines() for name in line.rpartition("  ")[2].strip().split(", ")}
+    assert {"qsgd", "every_step"} <= named
+    assert named - {*registry.of()} == set()
