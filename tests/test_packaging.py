@@ -149,6 +149,14 @@ def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     )
 
 
+def test_whoever_builds_has_a_hatchling_that_reads_the_project() -> None:
+    """Before 1.26 a list of licence files was an error of another kind."""
+    (needed,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert needed == "hatchling>=1.26"
+    assert spaced(needed) in conda()["requirements"]["host"]
+    assert f"{needed}\n" in (ROOT / "requirements-dev.txt").read_text()
+
+
 def test_rattler_build_takes_the_conda_recipe() -> None:
     build = pytest.importorskip("rattler_build", reason="py-rattler-build is not installed")
     (variant,) = build.Stage0Recipe.from_file(RECIPE).render(build.VariantConfig())
