@@ -135,6 +135,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(say: Say, tmp_path: Path, words
     assert set(tmp_path.iterdir()) == before
 
 
+def test_steps_are_measured_at_some_rate(say: Say) -> None:
+    code, out, err = say("bench", "steps", "--rates", " ")
+    assert (code, out) == (2, "")
+    assert err.startswith("gossamer: --rates names no rate")
+
+
 def test_without_a_command_one_is_told_what_there_is(say: Say) -> None:
     for words, command in (((), "compare"), (("bench",), "kernels")):
         code, out, err = say(*words)
