@@ -190,3 +190,13 @@ def test_the_command_line_asks_for_a_typer_that_knows_its_options() -> None:
     (least,) = (line.partition(">=")[2] for line in PROJECT["optional-dependencies"]["cli"] if line.startswith("typer"))
     assert tuple(map(int, least.split("."))) >= (0, 19)
     assert f"typer>={least}\n" in (ROOT / "requirements-dev.txt").read_text()
+
+
+def test_who_tests_has_the_versions_that_who_uses_is_asked_for() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    tested = dict(line.split(">=") for line in lines if ">=" in line)
+    extras = PROJECT["optional-dependencies"].values()
+    asked = dict(re.split(">=|,|;", line)[:2] for each in extras for line in each if ">=" in line)
+    shared = tested.keys() & asked.keys()
+    assert {"typer", "numba", "transformers", "lightning"} <= shared
+    assert {name: tested[name] for name in shared} == {name: asked[name] for name in shared}
