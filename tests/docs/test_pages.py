@@ -171,3 +171,20 @@ def test_parts_that_a_page_calls_typical_of_a_recipe_exist() -> None:
     named = {name for line in table.splitlines() for name in line.rpartition("  ")[2].strip().split(", ")}
     assert {"qsgd", "every_step"} <= named
     assert named - {*registry.of()} == set()
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_simulations_that_a_page_shows_have_a_network(page: Path) -> None:
+    """Else they are refused."""
+    text = page.read_text().replace("\\\n", "")
+    shown = re.findall(r"`(gossamer simulate [^`]*--[^`]*)`", text) + re.findall(
+        r"^(?:\$ )?(gossamer simulate .*)", text, re.M
+    )
+    assert [line for line in shown if "--rate" not in line and "--cluster" not in line] == []
+
+
+def test_the_codec_that_one_is_told_to_add_is_not_there_yet() -> None:
+    name = (ROOT / "CONTRIBUTING.md").read_text().partition("Say it is called `")[2].partition("`")[0]
+    assert name
+    assert registry.get(name) is None
+    assert f'@part("{name}")' in (DOCS / "own.md").read_text()
