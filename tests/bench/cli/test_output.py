@@ -1,16 +1,19 @@
 """Output that nobody reads, that does not fit, or that a terminal has no letters for."""
 
 import fcntl
+import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.bench.cli.conftest import COMMAND, Shell
 
-from gossamer.bench.cli.console import NARROW, console, is_lively, is_watched
+from gossamer.bench.cli.console import NARROW, columns, console, is_lively, is_watched, print_table
 from gossamer.bench.cli.run_output import RunOutput
 from gossamer.bench.record import Record, Run
 
@@ -141,3 +144,15 @@ def test_two_commands_do_not_write_to_one_folder_at_once(
 def ended() -> Record:
     """The record of a run that nobody made."""
     return Record("", "", "ridge", "", "loss", True, 1, 2, "unshaped", 0, runs=[Run("ddp", "ddp")])
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 90])
+def test_no_table_loses_a_number_to_a_narrow_terminal(width: int) -> None:
+    paper = Console(width=width, file=io.StringIO())
+    made = columns("recipe", "a step", "steps an hour", "loss")
+    made.add_row("scatter(qsgd()) + local_sgd(8)", "362 ms", "2,477", "2.325 to 0.086")
+    print_table(paper, made)
+    assert isinstance(paper.file, io.StringIO)
+    text = paper.file.getvalue()
+    assert re.search(r"362 ms +2,477 +2\.325 to 0\.086", text), text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text

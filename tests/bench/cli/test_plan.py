@@ -1,6 +1,7 @@
 """`gossamer plan`: what a user reads, the same as JSON, and what is refused before anything is planned."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -10,6 +11,7 @@ import pytest
 
 from gossamer.bench import utility
 from gossamer.bench.report import grid
+from gossamer.costs.quantities import say_seconds
 
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
@@ -408,3 +410,21 @@ def test_a_law_of_computing_is_waited_for(say: Say) -> None:
     code, _, err = say(*GPT2, "allreduce", "--rate", "25gbit", "--law", "pareto 2")
     assert code == 2
     assert "is no law of computing" in err
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 250])
+def test_a_terminal_shows_whole_numbers_however_narrow_it_is(
+    say: Say, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    asked = (*GPT2, "--rate", "1gbit", "qsgd", "scatter(qsgd()) + local_sgd(32)")
+    found = json.loads(say(*asked, "--json")[1])
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, out, _ = say(*asked)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    assert code == 0
+    assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line or len(line) > width]
+    assert ("at peak" in " ".join(lines)) == (width == 250)
+    for row in found["recipes"]:
+        figures = say_seconds(row["step_s"]), f"{row['utilisation']:.0%}", f"{row['of']['ddp']:.2f}"
+        assert any(all(figure in line for figure in figures) for line in lines), (row["recipe"], figures, out)
