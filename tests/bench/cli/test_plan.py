@@ -271,6 +271,10 @@ def test_terngrads_published_speeds_stand_beside_ours(say: Say) -> None:
     code, out, _ = say("plan", "terngrad-paper")
     assert code == 0
     assert "VGG-A" in out
+    for ignored in (["--rate", "1gbit"], ["--page", "p.html"], ["qsgd"]):
+        code, _, err = say("plan", "terngrad-paper", *ignored)
+        assert code == 2
+        assert "leave" in err
 
 
 def test_what_compression_gains_in_data_centres_is_a_heat_map(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

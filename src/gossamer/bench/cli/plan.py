@@ -117,6 +117,9 @@ def plan_command(
 ) -> None:
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
     if model in PAPERS:
+        for param in context.command.params:
+            if param.name and param.name not in ("model", "as_json") and is_said(context, param.name):
+                raise InputError(f"{model} has a paper's machines and recipes: leave {param.opts[0]} out")
         PAPERS[model](as_json)
         return
     if explain_recipe is not None and (over is not None or target is not None or as_json):
