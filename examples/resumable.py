@@ -53,5 +53,6 @@ with gossamer.attach(model, optimizer, asked.recipe) as comm, comm.leaving_at(se
         print(f"trained to step {comm.step} in epoch {order.epoch}", flush=True)
 
 if ended and dist.get_rank() == 0:
+    asked.folder.mkdir(parents=True, exist_ok=True)  # a run of few steps has saved nothing
     torch.save(model.state_dict(), asked.folder / "model.pt")
 dist.destroy_process_group()
