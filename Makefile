@@ -18,7 +18,8 @@ QUIET := $(shell test -t 2 || echo -q)
 # PyTorch's own index of CPU builds can be given: make test PIP_EXTRA="--index-url URL-OF-THE-CPU-INDEX".
 $(VENV)/.installed: pyproject.toml requirements-dev.txt
 	@echo "Preparing $(VENV): PyTorch and some tools are installed with pip. That takes minutes, and is done once."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || (test -n "$(APT)" && apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV))
+	@test -x $(BIN)/pip || ! command -v $(PYTHON) >/dev/null || $(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "gossamer needs Python 3.11 or later, and $(PYTHON) is older: name another one, as in make demo PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || (test -n "$(APT)" && apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV))
 	@$(BIN)/python -c "import torch" 2>/dev/null || { echo "Installing $(TORCH), the largest of them"; $(BIN)/pip install $(QUIET) --disable-pip-version-check $(PIP_EXTRA) $(TORCH); }
 	@echo "Installing the tools of requirements-dev.txt"
 	@$(BIN)/pip install $(QUIET) --disable-pip-version-check -r requirements-dev.txt

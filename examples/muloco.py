@@ -4,7 +4,7 @@ $ torchrun --nproc-per-node 2 examples/muloco.py
 $ torchrun --nproc-per-node 2 examples/muloco.py --recipe "allreduce(fp32())"      # Muon on the mean gradient, at every step
 
 Muon is for the matrices of hidden layers. Vectors, embeddings and the output layer have AdamW. Both keep their momenta on
-their rank, and nothing of them travels.
+their rank, and nothing of them travels. PyTorch has Muon from 2.9 on.
 """
 
 import argparse

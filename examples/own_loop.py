@@ -1,8 +1,8 @@
 """A training script as many have one: its own loop, DistributedDataParallel, accumulation, autocast, clipping, checkpoints.
 
-$ torchrun --nproc-per-node 2 examples/own_loop.py
+$ GOSSAMER_RECIPE=qsgd torchrun --nproc-per-node 2 examples/own_loop.py
 $ gossamer compare --script examples/own_loop.py ddp qsgd topk --hosts 2 --rate 100mbit -- --steps 60
-$ torchrun --nproc-per-node 8 examples/own_loop.py --device cuda --half --width 1024 --layers 8 --heads 16
+$ GOSSAMER_RECIPE=qsgd torchrun --nproc-per-node 8 examples/own_loop.py --device cuda --half --width 1024 --layers 8 --heads 16
 
 All that gossamer needs of it are the two lines that say so.
 """

@@ -53,6 +53,7 @@ with gossamer.attach(model, optimizer, asked.recipe) as comm, comm.leaving_at(se
         print(f"trained to step {comm.step} in epoch {order.epoch}", flush=True)
 
 if ended and dist.get_rank() == 0:
+    asked.folder.mkdir(parents=True, exist_ok=True)  # a run of few steps has saved nothing
     torch.save(model.state_dict(), part := asked.folder / "model.part")
     part.replace(asked.folder / "model.pt")  # whole from the first: launchers take it for the end of the run
 dist.destroy_process_group()

@@ -149,6 +149,14 @@ def test_the_conda_recipe_asks_for_what_the_wheel_asks_for() -> None:
     )
 
 
+def test_whoever_builds_has_a_hatchling_that_reads_the_project() -> None:
+    """Before 1.26 a list of licence files was an error of another kind."""
+    (needed,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert needed == "hatchling>=1.26"
+    assert spaced(needed) in conda()["requirements"]["host"]
+    assert f"{needed}\n" in (ROOT / "requirements-dev.txt").read_text()
+
+
 def test_rattler_build_takes_the_conda_recipe() -> None:
     build = pytest.importorskip("rattler_build", reason="py-rattler-build is not installed")
     (variant,) = build.Stage0Recipe.from_file(RECIPE).render(build.VariantConfig())
@@ -173,3 +181,22 @@ def test_rattler_build_refuses_a_recipe_with_a_mistake(right: str, wrong: str) -
     assert right in text
     with pytest.raises(build.RattlerBuildError):
         build.Stage0Recipe.from_yaml(text.replace(right, wrong)).render(build.VariantConfig())
+
+
+def test_the_command_line_asks_for_a_typer_that_knows_its_options() -> None:
+    """Choices are written as Literals, on which typer ends in a traceback before 0.19."""
+    commands = "".join(path.read_text() for path in (ROOT / "src" / "gossamer" / "bench" / "cli").glob("*.py"))
+    assert "Literal[" in commands
+    (least,) = (line.partition(">=")[2] for line in PROJECT["optional-dependencies"]["cli"] if line.startswith("typer"))
+    assert tuple(map(int, least.split("."))) >= (0, 19)
+    assert f"typer>={least}\n" in (ROOT / "requirements-dev.txt").read_text()
+
+
+def test_who_tests_has_the_versions_that_who_uses_is_asked_for() -> None:
+    lines = (ROOT / "requirements-dev.txt").read_text().splitlines()
+    tested = dict(line.split(">=") for line in lines if ">=" in line)
+    extras = PROJECT["optional-dependencies"].values()
+    asked = dict(re.split(">=|,|;", line)[:2] for each in extras for line in each if ">=" in line)
+    shared = tested.keys() & asked.keys()
+    assert {"typer", "numba", "transformers", "lightning"} <= shared
+    assert {name: tested[name] for name in shared} == {name: asked[name] for name in shared}

@@ -1,5 +1,8 @@
 """Clusters: values that refuse nonsense, and files that say where they are wrong."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -52,6 +55,19 @@ def test_the_slowest_link_counts_and_rates_scale_together(tmp_path: Path) -> Non
     assert cluster.hosts[0].price == Price(2.10, "USD")
     twice = cluster.at_rate(10e6)
     assert (twice.rate, twice.hosts[0].up, twice.hosts[1].down) == (10e6, 250e6, 62.5e6)
+
+
+def test_a_file_is_text_of_toml_whatever_the_locale(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace("USD", "\N{EURO SIGN}"), encoding="utf-8")
+    program = (
+        "import sys; from pathlib import Path; from gossamer.costs.cluster_file import read_cluster; "
+        "print(ascii(read_cluster(Path(sys.argv[1])).hosts[0].price.currency))"
+    )
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # only ASCII
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.stderr) == ("'\\u20ac'\n", "")
 
 
 def test_an_unlimited_link_can_be_given_a_rate() -> None:

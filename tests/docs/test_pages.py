@@ -1,5 +1,6 @@
 """What the pages say to type runs, and what they link to exists."""
 
+import pkgutil
 import re
 import sys
 import types
@@ -145,3 +146,45 @@ def test_torchrun_of_several_machines_is_told_which_one_it_is_on(page: Path) -> 
 def test_the_front_page_names_every_command() -> None:
     named = (ROOT / "README.md").read_text().partition("The commands are ")[2].partition(";")[0]
     assert {word.removeprefix("gossamer ") for word in re.findall(r"`([^`]+)`", named)} == set(HELP)
+
+
+def test_an_example_that_leaves_its_recipe_to_the_environment_says_how_to_name_one() -> None:
+    """Without it such a script ends before its first step."""
+    texts = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    left = [text for text in texts if re.search(r"gossamer\.(ddp\.register\(\w+\)|attach\(\w+, \w+\))", text)]
+    assert left
+    for text in left:
+        started = re.findall(r"^\$ .*torchrun .*", text, re.M)
+        assert started
+        assert [line for line in started if not line.startswith("$ GOSSAMER_RECIPE=")] == []
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_names_of_ours_exist(page: Path) -> None:
+    for name in re.findall(r"`(gossamer(?:\.\w+)+)[`(]", page.read_text()):
+        if not name.startswith("gossamer.trainers."):  # their frameworks may be missing
+            pkgutil.resolve_name(name)
+
+
+def test_parts_that_a_page_calls_typical_of_a_recipe_exist() -> None:
+    table = (DOCS / "how.md").read_text().partition("```text\ncontroller ")[2].partition("```")[0]
+    named = {name for line in table.splitlines() for name in line.rpartition("  ")[2].strip().split(", ")}
+    assert {"qsgd", "every_step"} <= named
+    assert named - {*registry.of()} == set()
+
+
+@pytest.mark.parametrize("page", OWN, ids=lambda p: p.name)
+def test_simulations_that_a_page_shows_have_a_network(page: Path) -> None:
+    """Else they are refused."""
+    text = page.read_text().replace("\\\n", "")
+    shown = re.findall(r"`(gossamer simulate [^`]*--[^`]*)`", text) + re.findall(
+        r"^(?:\$ )?(gossamer simulate .*)", text, re.M
+    )
+    assert [line for line in shown if "--rate" not in line and "--cluster" not in line] == []
+
+
+def test_the_codec_that_one_is_told_to_add_is_not_there_yet() -> None:
+    name = (ROOT / "CONTRIBUTING.md").read_text().partition("Say it is called `")[2].partition("`")[0]
+    assert name
+    assert registry.get(name) is None
+    assert f'@part("{name}")' in (DOCS / "own.md").read_text()

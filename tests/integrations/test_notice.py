@@ -3,6 +3,8 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -259,3 +261,21 @@ def test_all_stop_after_the_latest_step_and_who_has_left_is_not_asked() -> None:
     store.raise_flag("pulse/1", RankStatus(0, "left").write())
     pulse.each_time()
     assert notice.may_stop(7)
+
+
+WITHOUT = """
+import os, signal
+del signal.SIGUSR1
+import torch
+import gossamer
+model = torch.nn.Linear(2, 1)
+with gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk") as comm, comm.leaving_at(seconds=9):
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(comm.stopping)
+"""
+
+
+def test_a_system_without_the_second_signal_has_the_first() -> None:
+    """Windows: the library could not be imported."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")

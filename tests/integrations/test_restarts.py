@@ -36,6 +36,12 @@ def model_in(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "model.pt", weights_only=True)
 
 
+@pytest.mark.gang
+def test_a_run_that_is_over_before_its_first_checkpoint_keeps_its_model(tmp_path: Path) -> None:
+    torchrun(EXAMPLE, tmp_path / "runs" / "7", "--steps", "2")
+    assert "0.weight" in model_in(tmp_path / "runs" / "7")
+
+
 def _is_as_unbroken(folder: Path, recipe: str, kills: str, found: list[str], *short: str) -> None:
     torchrun(EXAMPLE, folder / "unbroken", "--recipe", recipe, *short)
     said = torchrun(DIES, kills, EXAMPLE, folder / "killed", "--recipe", recipe, *short)

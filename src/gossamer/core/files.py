@@ -58,7 +58,8 @@ def is_ours(path: Path, kind: FileKind) -> bool:
 def write(path: Path, content: str | bytes, kind: FileKind, force: bool = False) -> None:
     """Write a file atomically."""
     with replacing(path, kind, force) as file:
-        file.write(content if isinstance(content, bytes) else content.encode())
+        # Names of files, which pages repeat, may hold bytes that are no text.
+        file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
 
 
 @contextmanager

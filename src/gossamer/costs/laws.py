@@ -253,7 +253,7 @@ def law_of(text: str) -> ComputingLaw:
 def read_trace(path: Path) -> Trace:
     """Read rows of rank, step, seconds. An error names the file, the line and the field."""
     try:
-        lines = list(csv.reader(path.read_text().splitlines()))
+        lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except OSError as error:
         raise CostError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -52,7 +52,7 @@ class TomlReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
             self.table = tomllib.loads(text)
         except OSError as error:
             raise CostError(f"{path} cannot be read: {error.strerror}") from None

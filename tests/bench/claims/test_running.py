@@ -3,12 +3,14 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -311,3 +313,22 @@ def test_a_verdict_stands_on_the_codecs_of_its_recipes(name: str, module: str) -
 def test_a_quick_look_at_every_claim_runs_to_its_end(name: str) -> None:
     claim = find(name)
     assert bool(quick(claim, lambda run, left: None)) == bool(claim.plan)
+
+
+def test_the_commit_of_another_project_in_which_gossamer_is_installed_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("git") is None:
+        pytest.skip("git is missing")
+    module = import_module("gossamer.bench.claims.sources")
+    installed = tmp_path / ".venv" / "gossamer" / "sources.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    monkeypatch.setattr(module, "__file__", str(installed))
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        subprocess.run([*git, *words], check=True, timeout=60)
+    assert module.commit() == ""
+    for words in (["add", "-f", str(installed)], ["commit", "-q", "-m", "a checkout"]):
+        subprocess.run([*git, *words], check=True, timeout=60)
+    assert len(module.commit()) == 12

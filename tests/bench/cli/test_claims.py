@@ -19,6 +19,7 @@ def test_all_claims_are_listed_and_wait_where_there_is_no_record(say: Say) -> No
     assert code == 0
     assert all(name in out for name in names())
     assert "0 statements judged" in out
+    assert "No verdicts in runs/claims: those that were found are in docs/claims/records" in out
     listed = json.loads(say("claims", "--json")[1])
     assert {s["verdict"] for claim in listed for s in claim["statements"]} == {"waiting"}
 
@@ -72,7 +73,9 @@ def test_what_has_its_verdict_is_shown_and_not_run_again(say: Say) -> None:
     assert code == 0
     assert "not (expected: holds)  found so" in out
     assert ClaimRecord.read(folder / "ef21.json") == before
-    assert "1 statements judged: 0 holds, 0 partly, 1 not" in say("claims")[1]
+    out = say("claims")[1]
+    assert "1 statements judged: 0 holds, 0 partly, 1 not" in out
+    assert "No verdicts" not in out
     assert say("claims", "--pages", "pages")[0] == 0
     assert "Verdict: **not**" in Path("pages/ef21.md").read_text()
 

@@ -289,6 +289,13 @@ def test_links_are_saved_by_all_ranks_or_not_at_all(examine: Say, tmp_path: Path
     assert "leave out --json" in " ".join(examine("--save", str(tmp_path / "c.toml"), "--json")[2].split())
 
 
+def test_a_report_is_of_gpus_or_none_is_written(examine: Say, tmp_path: Path) -> None:
+    for words in (("--quick",), (), ("--save", str(tmp_path / "c.toml"), "--gpu")):
+        code, out, err = examine(*words, "--out", str(tmp_path / "report.md"))
+        assert (code, out) == (2, "")
+        assert "--out is for the report of --gpu" in err
+
+
 def test_a_file_that_is_no_cluster_is_not_written_over(
     examine: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 import gossamer
 from gossamer.bench import workloads
 from gossamer.bench.cli import app, list_cache
+from gossamer.bench.lab import LabResult
 from gossamer.recipes import presets
 
 Say = Callable[..., tuple[int, str, str]]
@@ -28,7 +29,9 @@ def test_a_short_word_helps_as_the_long_one_does(say: Say, words: tuple[str, ...
     assert "Usage:" in out
 
 
-@pytest.mark.parametrize("words", [("--rate", "200mbit"), ("--workload", "lm"), ("--parameters", "1000")])
+@pytest.mark.parametrize(
+    "words", [("--rate", "200mbit"), ("--workload", "lm"), ("--parameters", "1000"), ("--hosts", "8")]
+)
 def test_bytes_are_of_some_recipe(say: Say, words: tuple[str, str]) -> None:
     code, out, err = say("recipes", *words)
     assert (code, out) == (2, "")
@@ -87,3 +90,19 @@ def test_workloads_say_what_they_are(say: Say) -> None:
     assert rows["lm"]["metric"] == "held-out loss (nats/token)"
     assert "wiki-topics" in say("workloads")[1]
     assert say("workloads", "lm")[0] == 2
+
+
+@pytest.mark.parametrize("between", [("--",), ()])
+def test_what_follows_the_command_of_a_lab_is_the_commands(
+    say: Say, monkeypatch: pytest.MonkeyPatch, between: tuple[str, ...]
+) -> None:
+    asked = list[tuple[int, list[str]]]()
+
+    def run_lab(hosts: int, rate: str, command: list[str], **more: object) -> LabResult:
+        asked.append((hosts, command))
+        return LabResult(0, None, False, 1.0, ())
+
+    monkeypatch.setattr("gossamer.bench.cli.lab.run_lab", run_lab)
+    command = ["python", "train.py", "--hosts", "8", "--timeout", "60", "-h", "--help"]
+    assert say("lab", "--hosts", "2", *between, *command)[0] == 0
+    assert asked == [(2, command)]

@@ -116,3 +116,17 @@ def test_who_pays_for_processes_only_pays_no_gap(say: Say, tmp_path: Path) -> No
     assert found["seconds"]["standing"] == pytest.approx(0)
     assert found["notes"] == ["Not paid for, between processes: 10.0 s."]
     assert say("goodput", "run", "--pays", "nobody")[0] == 2
+
+
+def test_a_terminal_of_80_columns_shows_every_number_of_a_rank(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarted(tmp_path / "run")
+    rows = [re.findall(r"\S+", line) for line in say("goodput", "run")[1].splitlines() if re.match(r"[01] +2 ", line)]
+    assert len(rows) == 2
+    for name, value in {"COLUMNS": "80", "TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, out, _ = say("goodput", "run")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    assert code == 0
+    assert [line.split() for line in lines if re.match(r"[01] +2 ", line)] == rows

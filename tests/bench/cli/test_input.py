@@ -93,6 +93,7 @@ WRONG = [
     ("report loop.toml", "loop.toml cannot be read: Too many levels of symbolic links"),
     (f"report {'x' * 300}", f"{'x' * 300} cannot be read: File name too long"),
     ("lab", "no command to run"),
+    ("lab --rat 5mbit -- true", "gossamer lab has no option '--rat'; its options come first"),
     ("lab --rate 5mb -- true", "'5mb' is not a rate"),
     ("lab --hosts 4 --rate 1gbit,1gbit -- true", "2 rates for 4 hosts"),
     ("lab --hosts 0 -- true", "--hosts"),
@@ -132,6 +133,12 @@ def test_wrong_input_is_one_line_and_exit_code_2(say: Say, tmp_path: Path, words
     assert what in err
     assert len(err.splitlines()) == 1
     assert set(tmp_path.iterdir()) == before
+
+
+def test_steps_are_measured_at_some_rate(say: Say) -> None:
+    code, out, err = say("bench", "steps", "--rates", " ")
+    assert (code, out) == (2, "")
+    assert err.startswith("gossamer: --rates names no rate")
 
 
 def test_without_a_command_one_is_told_what_there_is(say: Say) -> None:

@@ -1,15 +1,19 @@
 """Output that nobody reads, that does not fit, or that a terminal has no letters for."""
 
 import fcntl
+import io
 import os
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.bench.cli.conftest import COMMAND, Shell
 
-from gossamer.bench.cli.console import NARROW, console, is_lively
+from gossamer.bench.cli.console import NARROW, columns, console, is_lively, is_watched, print_table
 from gossamer.bench.cli.run_output import RunOutput
 from gossamer.bench.record import Record, Run
 
@@ -65,15 +69,27 @@ def test_a_missing_cache_is_told_in_one_line(shell: Shell) -> None:
 def test_tables_keep_their_letters_where_lines_fold_and_rows_are_redrawn_where_they_do_not(
     monkeypatch: pytest.MonkeyPatch, columns: str, width: int, lively: bool
 ) -> None:
-    for name, value in {"COLUMNS": columns, "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+    for name, value in {"COLUMNS": columns, "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert (console().width, is_lively()) == (width, lively)
 
 
 def test_rows_are_not_redrawn_where_the_cursor_cannot_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"COLUMNS": "100", "TERM": "dumb", "FORCE_COLOR": "1"}.items():
+    for name, value in {"COLUMNS": "100", "TERM": "dumb"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert not is_lively()
+
+
+def test_a_log_that_is_called_a_terminal_for_its_colours_is_not_filled_with_frames(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"COLUMNS": "100", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert console().is_terminal
+    assert (is_watched(console()), is_lively()) == (False, False)
 
 
 def test_a_pipe_folds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +144,15 @@ def test_two_commands_do_not_write_to_one_folder_at_once(
 def ended() -> Record:
     """The record of a run that nobody made."""
     return Record("", "", "ridge", "", "loss", True, 1, 2, "unshaped", 0, runs=[Run("ddp", "ddp")])
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 90])
+def test_no_table_loses_a_number_to_a_narrow_terminal(width: int) -> None:
+    paper = Console(width=width, file=io.StringIO())
+    made = columns("recipe", "a step", "steps an hour", "loss")
+    made.add_row("scatter(qsgd()) + local_sgd(8)", "362 ms", "2,477", "2.325 to 0.086")
+    print_table(paper, made)
+    assert isinstance(paper.file, io.StringIO)
+    text = paper.file.getvalue()
+    assert re.search(r"362 ms +2,477 +2\.325 to 0\.086", text), text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text

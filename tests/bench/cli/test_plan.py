@@ -1,6 +1,8 @@
 """`gossamer plan`: what a user reads, the same as JSON, and what is refused before anything is planned."""
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from gossamer.bench import utility
 from gossamer.bench.report import grid
+from gossamer.costs.quantities import say_seconds
 
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
@@ -146,7 +149,7 @@ def test_shapes_may_come_from_a_file_or_a_function(say: Say, tmp_path: Path, mon
         "import torch\ndef make(): return torch.nn.Linear(10, 10)\ndef lazy(): return torch.nn.LazyLinear(3)\n"
         "def no(): return 3\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])  # the program gossamer is not started as python -m, which looks here
     code, out, _ = say("plan", "mine_to_plan:make", *asked)
     assert (code, json.loads(out)["model"]["parameters"]) == (0, 110)
     for name, says in (("lazy", "lazy parameters"), ("no", "returned int"), ("none", "AttributeError")):
@@ -268,6 +271,10 @@ def test_terngrads_published_speeds_stand_beside_ours(say: Say) -> None:
     code, out, _ = say("plan", "terngrad-paper")
     assert code == 0
     assert "VGG-A" in out
+    for ignored in (["--rate", "1gbit"], ["--page", "p.html"], ["qsgd"]):
+        code, _, err = say("plan", "terngrad-paper", *ignored)
+        assert code == 2
+        assert "leave" in err
 
 
 def test_what_compression_gains_in_data_centres_is_a_heat_map(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,3 +414,21 @@ def test_a_law_of_computing_is_waited_for(say: Say) -> None:
     code, _, err = say(*GPT2, "allreduce", "--rate", "25gbit", "--law", "pareto 2")
     assert code == 2
     assert "is no law of computing" in err
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 250])
+def test_a_terminal_shows_whole_numbers_however_narrow_it_is(
+    say: Say, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    asked = (*GPT2, "--rate", "1gbit", "qsgd", "scatter(qsgd()) + local_sgd(32)")
+    found = json.loads(say(*asked, "--json")[1])
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    code, out, _ = say(*asked)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    assert code == 0
+    assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line or len(line) > width]
+    assert ("at peak" in " ".join(lines)) == (width == 250)
+    for row in found["recipes"]:
+        figures = say_seconds(row["step_s"]), f"{row['utilisation']:.0%}", f"{row['of']['ddp']:.2f}"
+        assert any(all(figure in line for figure in figures) for line in lines), (row["recipe"], figures, out)

@@ -201,6 +201,15 @@ def test_too_many_ranks_are_refused_with_what_each_recipe_would_take(say: Say) -
     assert float(rows[0][1]) < float(rows[1][1])  # which keeps a residual
 
 
+def test_memory_that_only_holds_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has read its data for days has little that nobody uses; and a Mac does not say."""
+    (tmp_path / "meminfo").write_text("MemTotal:  64000000 kB\nMemFree:  90000 kB\nMemAvailable:  50000000 kB\n")
+    monkeypatch.setattr(simulate, "MEMORY", tmp_path / "meminfo")
+    assert simulate._allowed(None) == 25_000_000 * 1024
+    monkeypatch.setattr(simulate, "MEMORY", tmp_path / "none")
+    assert simulate._allowed(None) == float("inf")
+
+
 def test_a_cluster_of_another_size_is_refused(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('format = 1\n[[hosts]]\ncount = 3\nup = "10 Mbit/s"\n')

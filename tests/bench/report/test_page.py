@@ -202,3 +202,13 @@ def test_png_without_its_package_says_so_and_leaves_the_svg(tmp_path: Path, monk
     with pytest.raises(GossamerError, match="pip install resvg-py"):
         write_figures(made(), tmp_path)
     assert len(list(tmp_path.glob("*.svg"))) == 5
+
+
+def test_a_folder_whose_name_is_no_text_does_not_take_the_page_along(tmp_path: Path) -> None:
+    record = made(["ddp"])
+    record.command = f"gossamer compare ddp --out {os.fsdecode(bytes([0xE9, 0x74, 0xE9]))}"
+    record.write(tmp_path / "record.json")
+    again = Record.read(tmp_path / "record.json")
+    assert again.command == record.command
+    write_html(again, tmp_path / "x.html")
+    assert "--out \\udce9t\\udce9" in (tmp_path / "x.html").read_text(encoding="utf-8")

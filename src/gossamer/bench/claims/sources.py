@@ -66,6 +66,7 @@ def commit() -> str:
     """Of the checkout this file is in, with a plus where it has other changes; empty where there is none."""
     here = Path(__file__).parent
     try:
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # else this is installed within another project
         name = _git(here, "rev-parse", "--short=12", "HEAD")
         return name + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no", ".") else "")
     except (OSError, subprocess.SubprocessError):

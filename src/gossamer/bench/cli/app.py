@@ -83,8 +83,9 @@ HOMES = {  # module and function; of the other commands both have the command's 
 }
 TELLS = ("recipes", "workloads")  # they only print, so they can be ended at any moment
 WITH_ARGUMENTS = ("compare", "plan")  # of a script, after --
-LAB: dict[str, Any] = {  # -h belongs to the command that is run in the lab
+LAB: dict[str, Any] = {  # all that follows a command belongs to it, and so does -h
     "allow_extra_args": True,
+    "allow_interspersed_args": False,
     "ignore_unknown_options": True,
     "help_option_names": ["--help"],
 }

@@ -161,10 +161,12 @@ def steps(
 def _rates(text: str, hosts: int) -> list[str]:
     """Rates that can be measured here: only 'unshaped' without a lab."""
     wanted = text.split()
+    if not wanted:
+        raise InputError("--rates names no rate; write some, as in --rates '200mbit 1gbit', or unshaped")
     for rate in wanted:
         parse_links(rate, hosts)
     reason = available()
-    if reason is None or not wanted:
+    if reason is None:
         return wanted
     print(f"no lab here, so rates cannot be compared, only this machine's own: {reason}", file=sys.stderr, flush=True)
     return ["unshaped"]

@@ -148,6 +148,9 @@ def _list(folder: Path, as_json: bool) -> None:
             table.add_row(known.claim, f"{row.key}. {row.says}", verdict, row.expected, _minutes(known, row))
     console().print(table)
     console().print(f"\n{counts([known for known, _ in found])}", markup=False)
+    if not any(known.done for known, _ in found):
+        where = f"No verdicts in {folder}: those that were found are in {IN_A_CHECKOUT} of gossamer's sources."
+        console().print(where, markup=False)
 
 
 def _minutes(known: ClaimRecord, row: JudgedStatement) -> str:

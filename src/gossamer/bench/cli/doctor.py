@@ -63,6 +63,8 @@ def doctor(
     """
     if quick and (gpu or save is not None):
         raise InputError(f"--quick leaves out what {'--gpu' if gpu else '--save'} is for: give one of them")
+    if out != gpus.REPORT and (save is not None or not gpu):
+        raise InputError("--out is for the report of --gpu, and no other is written: add --gpu, or leave it out")
     if save is not None and as_json:
         raise InputError("--save writes the file for 'gossamer plan' and prints a table: leave out --json")
     if save is not None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.cli.console import columns
+from gossamer.bench.cli.console import columns, print_table
 from gossamer.bench.report.formatting import seconds
 from gossamer.bench.report.goodput_study import GoodputStudy, money, percent
 from gossamer.costs.goodput import Goodput
@@ -25,7 +25,7 @@ def show(out: Console, found: Goodput, price: Price | None) -> None:
     out.print(_causes(study))
     if len(found.ranks) > 1:
         out.print()
-        out.print(_ranks(study))
+        print_table(out, _ranks(study))
     if found.held_out:
         out.print()
         out.print(_held_out(study))

@@ -36,6 +36,8 @@ def lab(
     command = list(context.args)
     if not command:
         raise InputError("no command to run; give it after '--': gossamer lab --hosts 4 -- python train.py")
+    if command[0].startswith("-"):
+        raise InputError(f"gossamer lab has no option {command[0]!r}; its options come first, then -- and the command")
     result = run_lab(hosts, rate, command, later=then or (), per_host=per_host, latency=latency, timeout=timeout)
     for host in result.hosts:
         print(_line(host, per_host), file=sys.stderr)

@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import os
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +13,11 @@ from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
+from rich.console import Console
 from torch import nn
 
 from gossamer.bench import workloads
-from gossamer.bench.cli.console import console
+from gossamer.bench.cli.console import console, is_watched
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.output import writing
@@ -114,6 +117,9 @@ def plan_command(
 ) -> None:
     """Predict seconds, bytes and memory of recipes and of DDP on a cluster, and say which of them pays, if any does."""
     if model in PAPERS:
+        for param in context.command.params:
+            if param.name and param.name not in ("model", "as_json") and is_said(context, param.name):
+                raise InputError(f"{model} has a paper's machines and recipes: leave {param.opts[0]} out")
         PAPERS[model](as_json)
         return
     if explain_recipe is not None and (over is not None or target is not None or as_json):
@@ -176,7 +182,7 @@ def _page_fits(path: Path, explain_recipe: str | None, over: str | None, target:
 def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
     """Replay the plan on a grid, which takes minutes for large models, and write the page."""
     screen = console(stderr=True)
-    with screen.status("replaying") as status:
+    with (screen if is_watched(screen) else Console(quiet=True)).status("replaying") as status:
         grid = grid_of(found, work, lambda count: status.update(f"replaying {count}"))
     with writing(path, "give --page another file"):
         planned.write_html(found, grid, path)
@@ -185,7 +191,7 @@ def _write_page(found: TrainingPlan, work: WorkSource, path: Path) -> None:
 
 def _planned(model: ModelCost, cluster: Cluster, recipes: list[str], **options: Any) -> TrainingPlan:
     screen = console(stderr=True)
-    if not screen.is_terminal:
+    if not is_watched(screen):
         return plan(model, cluster, recipes, **options)
     with screen.status("planning") as status:
         return plan(model, cluster, recipes, **options, tell=lambda name: status.update(f"planning {name}"))
@@ -300,6 +306,7 @@ def measured(workload: workloads.Workload) -> ModelCost:
 def _built(text: str) -> nn.Module:
     """Build the model of module:callable on the meta device."""
     module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, and --import
     try:
         make = getattr(importlib.import_module(module), name)
         with torch.device("meta"):
@@ -318,7 +325,8 @@ def _built(text: str) -> nn.Module:
 def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
     """Read shapes by parameter: name = [rows, columns]."""
     try:
-        raw: Any = tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
+        text = path.read_text(encoding="utf-8")
+        raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench import utility
-from gossamer.bench.cli.console import columns, console
+from gossamer.bench.cli.console import columns, console, fits, print_table
 from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
@@ -25,8 +25,8 @@ from gossamer.planning.scaling import Scaling
 from gossamer.planning.targets import HOSTS, Reached, Target
 from gossamer.planning.work import WorkSource
 
-WIDE = 170  # columns of a terminal that has room for the whole table
-LEFT_OUT = ("between", "by card", "keeps", "at peak", "busy 90 % at", "every")  # of the table on a narrower one
+DETAILS = ("between", "by card", "keeps", "at peak", "busy 90 % at", "every")
+LEFT_OUT = (), DETAILS, (*DETAILS, "work", "network", "sent")  # of the table, on a terminal that has no room for it
 
 
 def table(plan: TrainingPlan, words: list[str]) -> None:
@@ -36,7 +36,8 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
         screen.print(escape(line), style="bold" if i == 0 else None)
     screen.print()
     screen.print(escape(_setting(plan)))
-    screen.print(_rows(plan, screen.width < WIDE))
+    tables = [_rows(plan, left_out) for left_out in LEFT_OUT]
+    print_table(screen, next((made for made in tables if fits(screen, made)), tables[-1]))
     for row in plan.recipes:
         if row.simulated:
             screen.print(escape(f"{row.name}: simulated on {row.simulated} ranks, who do not all wait for the slowest"))
@@ -61,7 +62,7 @@ def _severity(plan: TrainingPlan) -> float:
     return severity(plan.model.numel, plan.cluster.rate, plan.model.computing)
 
 
-def _rows(plan: TrainingPlan, narrow: bool) -> Table:
+def _rows(plan: TrainingPlan, left_out: Sequence[str]) -> Table:
     names = [row.name for row in plan.baselines if row.name != "compute"]
     titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
     titles += ["work", "network", "sent", "by card", "keeps", "at peak", "pays below", "busy 90 % at", "every"]
@@ -69,7 +70,7 @@ def _rows(plan: TrainingPlan, narrow: bool) -> Table:
     money = next((row.money for row in rows if row.money is not None), None)  # failures may leave DDP no time
     titles += [] if money is None else [f"{money.currency} / 1000 steps"]
     titles += ["time kept"] if plan.dense.kept is not None else []
-    shown = [i for i, title in enumerate(titles) if not narrow or title not in LEFT_OUT]
+    shown = [i for i, title in enumerate(titles) if title not in left_out]
     made = columns(*(titles[i] for i in shown))
     for row in rows:
         cells = _cells(row, names, plan.dense.name, money is not None)
@@ -258,7 +259,7 @@ def scaling_table(found: Scaling, model: ModelCost, cluster: Cluster) -> None:
     screen.print(
         f"{model.name}: a step with so many hosts, and the share of it that is computing. Each rank's batch stays the same."
     )
-    screen.print(made)
+    print_table(screen, made)
     for name, why in found.refused.items():
         screen.print(escape(f"{name}: {why}"))
 
@@ -285,7 +286,7 @@ def target_table(target: Target, found: Reached, model: ModelCost, cluster: Clus
         f"{model.name}: {TARGETS[target]} with which machines compute for so much of the time{links}. "
         "Each rank's batch stays the same."
     )
-    screen.print(made)
+    print_table(screen, made)
     for name, why in found.refused.items():
         screen.print(escape(f"{name}: {why}"))
 
@@ -342,7 +343,7 @@ def show_utility(as_json: bool) -> None:
         "\nThe share of overlapped DDP's step that each recipe saves. Work is passes over memory, not measured."
     )
     for name in utility.RECIPES:
-        screen.print(_heat_map(name, grid))
+        print_table(screen, _heat_map(name, grid))
 
 
 def _heat_map(name: str, grid: Sequence[utility.Cell]) -> Table:

@@ -19,13 +19,15 @@ def recipes(
     parameters: Annotated[
         int | None, typer.Option(min=4, max=10**12, help="Count bytes for this many parameters, in square matrices.")
     ] = None,
-    hosts: Annotated[int, typer.Option(min=2, max=10_000, help="Count bytes for this many ranks.")] = 4,
+    hosts: Annotated[
+        int | None, typer.Option(min=2, max=10_000, help="Count bytes for this many ranks; 4 by default.")
+    ] = None,
     rate: Annotated[str | None, typer.Option(help="Say how long they take on links of this rate: '200mbit'.")] = None,
     imports: Imports = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."""
-    asked = {"--workload": workload, "--parameters": parameters, "--rate": rate}
+    asked = {"--workload": workload, "--parameters": parameters, "--hosts": hosts, "--rate": rate}
     if name is None and (given := [word for word, value in asked.items() if value is not None]):
         raise InputError(
             f"{given[0]} counts the bytes of one recipe: name it, as in 'gossamer recipes qsgd {given[0]} ...'"
@@ -40,7 +42,7 @@ def recipes(
         explained.list_parts(as_json)
         return
     subject = explained.subject(name, parts)
-    explained.show(name, subject, explained.query(workload, parameters, hosts, rate), as_json)
+    explained.show(name, subject, explained.query(workload, parameters, hosts or 4, rate), as_json)
 
 
 def workloads(

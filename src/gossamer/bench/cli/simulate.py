@@ -1,9 +1,10 @@
 """gossamer simulate: virtual ranks train a workload in this process, on the clock of a cluster."""
 
 import json
-import os
+import re
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -36,6 +37,7 @@ from gossamer.simulate import Backward, ClusterCosts, costs_on, replicas, replic
 from gossamer.simulated_bodies import mean_losses, stay_equal
 
 OnLoss = Literal["restart", "members", "both"]
+MEMORY = Path("/proc/meminfo")  # where Linux tells
 
 
 def simulate_command(
@@ -254,9 +256,11 @@ def _backward(task: workloads.Workload, size: int) -> Backward:
 
 
 def _allowed(memory: str | None) -> float:
+    """Bytes, as given, or half of what programs can still have; no limit where the system does not say."""
     if memory is not None:
         return of_flag("--memory", bytes_in, memory)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+    found = re.search(r"MemAvailable: *(\d+) kB", MEMORY.read_text() if MEMORY.exists() else "")
+    return 1024 * int(found[1]) / 2 if found else inf
 
 
 def refuse_beyond_memory(

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rich.markup import escape
-from rich.table import Table
 
 from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
-from gossamer.bench.cli.console import console
+from gossamer.bench.cli.console import columns, console, print_table
 from gossamer.costs import Cluster
 from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
@@ -72,7 +71,7 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
     for sentence in events.sentences():
         screen.print(escape(f"event: {sentence}"))
     losses = ["on a loss", "steps an hour", "gradients"] if events.changes_ranks else []
-    table = Table("recipe", "steps", "seconds", "a step", *losses, "sent a rank", "loss", task.metric, *KINDS)
+    table = columns("recipe", "steps", "seconds", "a step", *losses, "sent a rank", "loss", task.metric, *KINDS)
     for run in runs:
         table.add_row(
             escape(run.recipe),
@@ -85,7 +84,7 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
             f"{run.quality:.3f}",
             *(f"{100 * run.share(kind):.0f} %" for kind in KINDS),
         )
-    screen.print(table)
+    print_table(screen, table)
     for run in runs:
         for restart in run.restarts:
             screen.print(escape(f"{run.recipe}: {_sentence(restart)}"))

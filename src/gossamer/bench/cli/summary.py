@@ -3,7 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.cli.console import console
+from gossamer.bench.cli.console import console, print_table
 from gossamer.bench.record import Record
 from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, severe, size
 from gossamer.bench.report.headline import headline
@@ -22,7 +22,7 @@ def summary(record: Record) -> None:
         whose = "all reached last" if study.base and study.base.cut else f"{record.baseline} ended with"
         told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}{seed}"
         out.print(told, markup=False, style="dim")
-    out.print(_table(study))
+    print_table(out, _table(study))
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
         told = f"to {study.common:.4f}, the last quality that all reached{seed}: {', '.join(times)}"

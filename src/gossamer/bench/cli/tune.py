@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.compare import Quiet, Shards, Workload
-from gossamer.bench.cli.console import console
+from gossamer.bench.cli.console import console, print_table
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.output import PAGE, RECORD, Force, hold, new_folder, run_folder, writing
@@ -166,7 +166,7 @@ def _conclude(tuning: Tuning) -> None:
     out.print(f"\n{headline(study).title}", soft_wrap=True, markup=False, style="bold")
     for sentence in study.notes:
         out.print(sentence, markup=False, soft_wrap=True, style="dim")
-    out.print(_table(study))
+    print_table(out, _table(study))
     for row in study.rows:
         if row.best is not None:
             out.print(f"{row.name}: {row.expression}", markup=False, soft_wrap=True)

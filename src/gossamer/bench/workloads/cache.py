@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -45,11 +45,10 @@ def lock(name: str) -> Generator[None]:
     except OSError as error:
         raise CacheError(f"the cache folder {path} cannot be written to: {error.strerror}. {ANOTHER}") from None
     with handle:
-        try:
+        # Without locks, as on Windows and on some network file systems, several may do the same work; each result is renamed whole.
+        with suppress(ImportError, OSError):
             import fcntl
-        except ImportError:  # Windows: several processes may do the same work, but each result is renamed whole
-            pass
-        else:
+
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 

@@ -11,7 +11,7 @@ from gossamer.core.errors import AttachError, PeerError
 from gossamer.fabrics.liveness.heartbeat import Heartbeat, rank_statuses, ranks
 from gossamer.fabrics.liveness.store import SharedStore
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))  # Windows has one
 _TOLD = "notice/told"
 _LOOK = 0.02  # seconds between two looks while a loop waits for the others' steps
 

@@ -11,14 +11,17 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, ProcessGroupGloo  # pyright: ignore[reportPrivateImportUsage]
+from torch._C import _distributed_c10d
 
 from gossamer.core.memory_pool import MemoryPool
+from gossamer.core.torch_private import private_name
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send
 from gossamer.core.wire import LazyWire, Read, receive_order, send_order
 from gossamer.fabrics.torch.connection import Crossing, all_reduce, made, read_all
 
+_Options: Any = private_name(_distributed_c10d, "AllgatherOptions", "gathers over gloo without a copy")
 _AT_ONCE = timedelta(milliseconds=1)
 _LETTER, _ROUND, _RECEIPT, _RING, _NOTHING = range(5)  # kinds of messages, part of their tags
 _LONG = 32_768  # bytes; a shorter wire arrives before its receiver could confirm it
@@ -79,7 +82,7 @@ class Gloo:
         gloo has no question for that, but it posts no receive on a connection that has ended. The message never comes.
         """
         group = self._group
-        for rank in range(self.size) if isinstance(self._group, ProcessGroupGloo) else ():
+        for rank in range(self.size) if isinstance(self._group, dist.ProcessGroupGloo) else ():
             if rank != self.rank:
                 group.recv([heap(1)], rank, _tag(_NOTHING, 0))
 
@@ -89,7 +92,7 @@ class Gloo:
         gloo has no call for that. But when a receive times out, it closes the whole group over that network card.
         """
         group = self._group  # another thread may close it meanwhile
-        if not isinstance(self._group, ProcessGroupGloo):
+        if not isinstance(self._group, dist.ProcessGroupGloo):
             return
         for rank, card in product(range(self.size), range(self._cards)):
             if rank != self.rank:  # for a rank that has ended already this fails, without other effects
@@ -114,7 +117,7 @@ class Gloo:
         if self.size == 1 or wire.numel() == 0:
             return [wire] * self.size
         out = self._new(self.size * wire.numel())
-        options = AllgatherOptions()
+        options = _Options()
         options.timeout = FOR_EVER
         self._group._allgather_base(out, wire.contiguous(), options).wait()
         return list(out.split(wire.numel()))
