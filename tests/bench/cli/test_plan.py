@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench import utility
+from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import grid
 
 Say = Callable[..., tuple[int, str, str]]
@@ -347,6 +348,38 @@ def test_a_script_that_cannot_be_planned_is_refused(text: str, says: str, say: S
     code, out, err = say("plan", "qsgd", "--script", str(script), "--nodes", "4", "--rate", "200mbit")
     assert (code, out) == (2, "")
     assert says in err
+
+
+RECOMPUTED = """
+import torch, gossamer
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
+        self.head = torch.nn.Linear(200, 10)
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(x)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+comm = gossamer.attach(model, optimizer)
+for step in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(64, 200, requires_grad=True)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_passes_of_reentrant_checkpointing_are_parts_of_one_backward_pass(tmp_path: Path) -> None:
+    """The last of them alone was taken for it, and the gradients before for late ones: nothing was left that hides a network."""
+    script = tmp_path / "train.py"
+    script.write_text(RECOMPUTED)
+    shares = measure_script(script, []).shares
+    weights = [shares[f"{name}.weight"] for name in ("head", "blocks.2", "blocks.1", "blocks.0")]
+    assert weights == sorted(weights)
+    assert weights[0] < weights[1] < weights[2] < 1
 
 
 # -- work that the cluster's file has ------------------------------------------------------------------------------------------

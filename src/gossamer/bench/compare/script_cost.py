@@ -87,14 +87,22 @@ class CostObserver(RunObserver):
 
     @contextmanager
     def watching_backward(self) -> Generator[None]:
-        """The last backward pass of a step is the one whose gradients are averaged; those before it count as forward."""
-        backward = torch.autograd.backward
+        """The last backward pass of a step is the one whose gradients are averaged; those before it count as forward.
+
+        Reentrant activation checkpointing runs a pass within a pass for each of its segments: they are parts of the outer one.
+        """
+        backward, is_within = torch.autograd.backward, False
 
         def timed(*of: Any, **more: Any) -> Any:
-            if self._now is None:
+            nonlocal is_within
+            if self._now is None or is_within:
                 return backward(*of, **more)
             self._now.begin_backward()
-            out = backward(*of, **more)
+            is_within = True
+            try:
+                out = backward(*of, **more)
+            finally:
+                is_within = False
             self._now.end_backward()
             return out
 
