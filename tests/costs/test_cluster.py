@@ -77,6 +77,7 @@ def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
         ("count = 1\n", "count = -1\n", r"line 13: count must be at least 1"),
         ("count = 3", "count = 3.5", r"line 6: count must be a whole number"),
         ("count = 3", "", r"line 5: hosts table 1 needs a count"),
+        ('up = "1 Gbit/s"\n', "", r'line 5: hosts table 1 needs up = "1 Gbit/s", the rate of a link, or "unshaped"'),
         ('up = "1 Gbit/s"', 'up = "0 Gbit/s"', r"line 7: up '0 Gbit/s' must be more than 0"),
         ('up = "1 Gbit/s"', "up = 5", r"line 7: up must be a text with a unit"),
         ('up = "40 Mbit/s"\n', "", r"line 14: down is given without up"),
@@ -147,6 +148,14 @@ def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
     path.write_text(f'format = 1\n[network]\nbyte_seconds = 1e-9\n[[hosts]]\ndevice = "gpu"\n{hosts}')
     mixed = read_cluster(path)
     assert (mixed.has_gpus, mixed.memory_rate, mixed.byte_seconds) == (True, 600e9, 1e-9)
+
+
+def test_a_host_alone_needs_no_link(tmp_path: Path) -> None:
+    """And on links that are said to have no limit there is none."""
+    path = tmp_path / "c.toml"
+    for hosts in ("count = 1\nranks = 8\n", 'count = 4\nup = "unshaped"\n'):
+        path.write_text(f"format = 1\n[[hosts]]\n{hosts}")
+        assert read_cluster(path).rate == inf
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

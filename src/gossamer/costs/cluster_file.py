@@ -1,7 +1,7 @@
 """Reads and writes a cluster as a TOML file."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,7 @@ class _ClusterReader(TomlReader):
         if backend not in ("gloo", "nccl"):
             self.fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
         hosts = tuple(self._hosts(group, n, backend) for n, group in enumerate(groups))
+        self._need_rates(groups, hosts)
         network = self.fields(self._inner(table, "network"), NETWORK, 0)
         network |= self.fields(self._inner(table, "failures"), FAILURES, 0)
         if "compute" in table:
@@ -189,6 +190,14 @@ class _ClusterReader(TomlReader):
         except CostError as error:
             field, _, wrong = str(error).partition(" ")
             self.fail(field, wrong, n)
+
+    def _need_rates(self, groups: list[dict[str, Any]], hosts: Sequence[Hosts]) -> None:
+        """Refuse hosts without a rate, unless there is one alone: on links without a limit nothing would ever pay."""
+        bare = next((n for n, group in enumerate(groups) if "up" not in group), None)
+        if bare is not None and sum(each.count for each in hosts) > 1:
+            self._begin("[[hosts]]", bare)
+            wrong = 'needs up = "1 Gbit/s", the rate of a link, or "unshaped" where it has no limit'
+            self.fail("hosts", f"table {bare + 1} {wrong}", bare)
 
     def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
         head = f'[work."{recipe}"'
