@@ -150,6 +150,17 @@ def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
     assert (mixed.has_gpus, mixed.memory_rate, mixed.byte_seconds) == (True, 600e9, 1e-9)
 
 
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_what_a_file_leaves_out_is_as_by_flags(gpus: int, tmp_path: Path) -> None:
+    """Messages without latency, and ranks of a host whose bytes took no time, made recipes of many messages look free."""
+    path = tmp_path / "c.toml"
+    group = 'count = 4\nranks = 8\nup = "25 Gbit/s"\n'
+    path.write_text(f'format = 1\nbackend = "{"nccl" if gpus else "gloo"}"\n[[hosts]]\n{group}')
+    read = read_cluster(path)
+    assert read.hosts == from_flags(nodes=4, gpus=gpus, ranks=8, rate=3.125e9).hosts
+    assert (read.source("latency"), read.source("inside")) == ("default", "default")
+
+
 def test_a_host_alone_needs_no_link(tmp_path: Path) -> None:
     """And on links that are said to have no limit there is none."""
     path = tmp_path / "c.toml"

@@ -10,6 +10,8 @@ from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import (
     BYTE_SECONDS,
+    INSIDE,
+    LATENCIES,
     MEMORY_RATES,
     PROGRAM_SECONDS,
     Backend,
@@ -185,6 +187,7 @@ class _ClusterReader(TomlReader):
             self.fail("down", "is given without up; give both", n)
         device: Device = fields.get("device", "gpu" if backend == "nccl" else "cpu")
         usual: dict[str, Any] = {"device": device, "memory_rate": MEMORY_RATES[device]}
+        usual |= {"latency": LATENCIES[device], "inside": INSIDE[device]}
         try:
             return Hosts(**(usual | fields))
         except CostError as error:

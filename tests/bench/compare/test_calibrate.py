@@ -52,6 +52,7 @@ def test_what_is_written_is_read_with_its_sources(tmp_path: Path) -> None:
     read = read_cluster(path)
     assert read.size == 4
     assert read.source("efficiency") == "measured"
+    assert (read.inside, read.source("inside")) == (5e9, "default")
 
 
 @pytest.mark.lab

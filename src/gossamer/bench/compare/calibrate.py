@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.bench.compare.load import busy_seconds, cores
 from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts, severity
-from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster import INSIDE, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
@@ -67,7 +67,14 @@ class Calibration:
         alike = max(self.links) <= ALIKE * min(self.links)
         links = [(self.size, min(self.links))] if alike else [(1, link) for link in self.links]
         hosts = [
-            Hosts(count=count, up=link / PAYLOAD, latency=self.latency.value, cores=share, memory_rate=copy_rate())
+            Hosts(
+                count=count,
+                up=link / PAYLOAD,
+                latency=self.latency.value,
+                inside=INSIDE["cpu"],  # not measured: one rank a host was there
+                cores=share,
+                memory_rate=copy_rate(),
+            )
             for count, link in links
         ]
         measured = ("rate", "latency", "cores", "efficiency", "byte_seconds", "memory_rate")
@@ -82,7 +89,7 @@ class Calibration:
                 "shared": _share(self.shared.value),
             },
             byte_seconds=self.byte_seconds,
-            sources=dict.fromkeys(measured, "measured"),
+            sources={"inside": "default"} | dict.fromkeys(measured, "measured"),
             work=self.work,
         )
 

@@ -14,7 +14,7 @@ from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import AllReduce
 from gossamer.costs import Cluster, Hosts, crossing_of
-from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster import INSIDE, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.fabrics.torch.nccl import card_of, shared_card
 from gossamer.planning.plan import LINE_UP
@@ -23,7 +23,6 @@ from gossamer.planning.work_tables import measure_tables
 
 COPIED = 256 * 2**20  # bytes: of 64 MiB, a launch is a quarter of the time
 REPEATS = 7
-INSIDE = 20e9  # bytes per second between two ranks of a host, where only links between hosts were measured
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class GpuCalibration:
             ranks=self.ranks_per_node,
             up=self.rate,
             latency=self.latency,
-            inside=self.rate if alone else INSIDE,
+            inside=self.rate if alone else INSIDE["gpu"],
             device="gpu",
             memory_rate=self.memory.value,
         )
@@ -77,7 +76,7 @@ class GpuCalibration:
             efficiency={"ring": 1.0, "pairs": 1.0, "one": 1.0, "shared": 1.0},
             byte_seconds=0.0,
             program_seconds=1e-4,
-            sources=dict.fromkeys(measured, "measured"),
+            sources={"inside": "default"} | dict.fromkeys(measured, "measured"),
             work=self.work,
         )
 
