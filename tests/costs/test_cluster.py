@@ -8,6 +8,7 @@ import pytest
 
 from gossamer import CostError
 from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.costs.cluster import WorkTable
 from gossamer.costs.cluster_file import read_cluster, write_cluster
 from gossamer.costs.laws import Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
@@ -67,6 +68,19 @@ def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
         assert getattr(read, name) == pytest.approx(getattr(cluster, name)) or name in ("backend", "efficiency")
     assert read.latency == pytest.approx(cluster.latency)
     assert read.efficiency == {"ring": 0.9}
+
+
+def test_prices_failures_and_memory_are_written_too(tmp_path: Path) -> None:
+    """They were left out without a word, and a name with quotes was no TOML."""
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace('memory = "24 GB"', 'memory = "24 GB"\negress = "0.02 USD/GB"\nmtbf = "3600 s"'))
+    asked = replace(read_cluster(path), name='the "old" ones', restart=300.0, checkpoint=45.0)
+    recipe = 'qsgd + rule("ndim < 2", allreduce())'
+    path.write_text(write_cluster(replace(asked, work={recipe: WorkTable(4, (2,), ((1.0, 0.0),))})))
+    read = read_cluster(path)
+    assert (read.name, read.restart, read.checkpoint) == ('the "old" ones', 300.0, 45.0)
+    assert read.hosts == asked.hosts
+    assert [*read.work] == [recipe]
 
 
 @pytest.mark.parametrize(
