@@ -93,6 +93,8 @@ LATENCIES: Mapping[Device, float] = {"cpu": 100e-6, "gpu": 30e-6}
 INSIDE: Mapping[Device, float] = {"cpu": 5e9, "gpu": 20e9}
 """Seconds of a message between hosts, and bytes per second between two ranks of a host, where none are given."""
 
+NEAR, FARTHEST = 0.1, 20e-6  # latency inside a host: a share of that between hosts, and at most so many seconds
+
 BYTE_SECONDS: Mapping[Backend, float] = {"gloo": 6e-10, "nccl": 0.0}
 PROGRAM_SECONDS: Mapping[Backend, float] = {"gloo": 3e-4, "nccl": 1e-4}
 """What comm threads take of a processor for a byte and for a program, where it is not given: over NCCL, bytes take none."""
@@ -154,6 +156,11 @@ class Cluster:
     @property
     def latency(self) -> float:
         return max(h.latency for h in self.hosts)
+
+    @property
+    def latency_inside(self) -> float:
+        """Seconds of a message between two ranks of a host."""
+        return NEAR * self.latency if self.nodes == 1 else min(NEAR * self.latency, FARTHEST)
 
     @property
     def inside(self) -> float:

@@ -14,7 +14,7 @@ from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import AllReduce
 from gossamer.costs import Cluster, Hosts, crossing_of
-from gossamer.costs.cluster import INSIDE, WorkTable
+from gossamer.costs.cluster import FARTHEST, INSIDE, NEAR, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.fabrics.torch.nccl import card_of, shared_card
 from gossamer.planning.plan import LINE_UP
@@ -44,11 +44,12 @@ class GpuCalibration:
     @property
     def latency(self) -> float:
         """Seconds of a message between hosts: so long that the shortest all-reduce takes in a plan what it took here."""
-        shortest, host = min(self.all_reduces), Hosts(count=self.nodes, ranks=self.ranks_per_node, latency=1.0)
-        unit = Cluster(hosts=(host,), backend="nccl")
+        shortest, host = min(self.all_reduces), Hosts(count=self.nodes, ranks=self.ranks_per_node)
         wire = torch.empty(shortest // 4, dtype=torch.float32, device="meta")
-        messages = crossing_of(AllReduce(wire), 0, unit, self.size).latency_seconds(unit)
-        return self.all_reduces[shortest].value / messages
+        asked = crossing_of(AllReduce(wire), 0, Cluster(hosts=(host,), backend="nccl"), self.size)
+        took, near = self.all_reduces[shortest].value, asked.messages - asked.between
+        found = took / (asked.between + NEAR * near)
+        return max(found, (took - FARTHEST * near) / asked.between) if asked.between else found
 
     @property
     def rate(self) -> float:
