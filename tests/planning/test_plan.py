@@ -312,6 +312,27 @@ def test_a_recipe_that_does_not_fit_is_a_row_that_says_so() -> None:
     assert any("Nothing here fits" in line for line in sentences(plan(model, small, ["bf16"], work=NoWork())))
 
 
+def test_a_frozen_base_is_held_by_all_ranks_and_gathered_by_those_of_shards() -> None:
+    """And not sent. A base of 4 MB under an adapter of 40 kB was left out."""
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 1000).requires_grad_(False), torch.nn.Linear(1000, 10))
+    cost = untrained(model, 0.1, name="adapted", memory_rate=1e10)
+    assert (cost.numel, cost.frozen) == (10_010, 4 * 1_001_000)
+    assert untrained(model, 0.1, name="adapted", memory_rate=1e10, dtype="bf16").frozen == 2 * 1_001_000
+    row = plan(cost, FOUR, ["topk"], work=NoWork(), curves=False).recipes[0]
+    assert row.memory is not None
+    assert row.memory.model == 4 * (1_001_000 + 10_010)
+    assert row.seconds is not None
+    assert row.seconds.sent < 4 * 10_010
+    full = replace(FOUR, hosts=(replace(FOUR.hosts[0], memory=3e6),))
+    found = plan(cost, full, ["topk"], work=NoWork(), curves=False)
+    assert "it does not fit" in found.recipes[0].error
+    assert any("Nothing here fits" in line for line in sentences(found))
+    hosts = from_flags(nodes=2, gpus=2, rate=1e8)
+    _, fsdp = plan(cost, hosts, ["topk"], work=NoWork(), shards=2, curves=False).baselines
+    assert fsdp.seconds is not None
+    assert fsdp.seconds.sent == pytest.approx(3 / 4 * (3 * cost.bytes + 2 * cost.frozen), rel=1e-3)
+
+
 # -- models -----------------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import CostError
-from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_cost import WIDTHS, ModelCost
 from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.runtime.optimizer_state import kept_by
@@ -49,6 +49,7 @@ def measure(
         **medians(steps[WARM:], named),
         momenta=kept_by(optimizer),
         dtype=dtype_of(named.values()),
+        frozen=frozen_bytes(model),
         name=name,
         source=f"measured {measured_on(device)}, one rank alone",
     )
@@ -86,6 +87,16 @@ def dtype_of(parameters: Iterable[Tensor]) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(found.pop(), "fp32") if len(found) == 1 else "fp32"
 
 
+def frozen_bytes(model: nn.Module) -> int:
+    """Bytes of parameters that are not trained, and of buffers.
+
+    >>> frozen_bytes(nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 1)))
+    288
+    """
+    held = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in held)
+
+
 def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, dtype: str | None = None) -> ModelCost:
     """The cost of a model that was only built, on the meta device for instance, with a step's seconds as given.
 
@@ -95,4 +106,6 @@ def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, d
     if not named:
         raise CostError(f"{name} has no parameters to train")
     shapes: Mapping[str, Any] = {n: tuple(p.shape) for n, p in named.items()}
-    return from_shapes(shapes, step, name=name, memory_rate=memory_rate, dtype=dtype or dtype_of(named.values()))
+    own = dtype_of(named.values())
+    found = from_shapes(shapes, step, name=name, memory_rate=memory_rate, dtype=dtype or own)
+    return replace(found, frozen=frozen_bytes(model) * found.width // WIDTHS[own])

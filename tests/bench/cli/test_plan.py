@@ -357,8 +357,10 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
+        self.base = torch.nn.Linear(200, 200).requires_grad_(False)
         self.head = torch.nn.Linear(200, 10)
     def forward(self, x):
+        x = self.base(x)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=True)
         return self.head(x)
@@ -376,10 +378,11 @@ def test_passes_of_reentrant_checkpointing_are_parts_of_one_backward_pass(tmp_pa
     """The last of them alone was taken for it, and the gradients before for late ones: nothing was left that hides a network."""
     script = tmp_path / "train.py"
     script.write_text(RECOMPUTED)
-    shares = measure_script(script, []).shares
-    weights = [shares[f"{name}.weight"] for name in ("head", "blocks.2", "blocks.1", "blocks.0")]
+    cost = measure_script(script, [])
+    weights = [cost.shares[f"{name}.weight"] for name in ("head", "blocks.2", "blocks.1", "blocks.0")]
     assert weights == sorted(weights)
     assert weights[0] < weights[1] < weights[2] < 1
+    assert (cost.numel, cost.frozen) == (3 * 40_200 + 2010, 4 * 40_200)
 
 
 # -- work that the cluster's file has ------------------------------------------------------------------------------------------

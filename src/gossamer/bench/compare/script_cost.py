@@ -30,6 +30,7 @@ from gossamer.planning.measured_model import dtype_of
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.recipe import Recipe
+from gossamer.runtime import Worker
 from gossamer.runtime.optimizer_state import kept_by
 
 WARM, STEPS = 3, 8
@@ -44,6 +45,7 @@ class CostObserver(RunObserver):
     def __init__(self) -> None:
         self.attached = 0
         self.params = dict[str, Tensor]()
+        self.worker: Worker | None = None
         self.optimizer: Any = None
         self.device = torch.device("cpu")
         self.steps = list[StepMoments]()
@@ -53,6 +55,7 @@ class CostObserver(RunObserver):
         self.attached += 1
 
     def begin(self, meter: Meter, kind: str) -> None:
+        self.worker = meter.worker
         self.params = {name: param.parameter for name, param in meter.worker.params.items()}
         for name, parameter in self.params.items():
             parameter.register_post_accumulate_grad_hook(self._arrived(name))
@@ -120,9 +123,16 @@ class CostObserver(RunObserver):
             "shapes": {n: list(p.shape) for n, p in self.params.items()},
             "dtype": dtype_of(self.params.values()),
             "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
+            "frozen": 0 if self.worker is None else frozen_beside(self.worker),
             **(medians(self.steps[WARM:], self.params) if len(self.steps) > WARM else {}),
             "device": self.device.type,
         }
+
+
+def frozen_beside(worker: Worker) -> int:
+    """Bytes of what the model holds besides what is trained."""
+    held = {} if worker.untrained is None else worker.untrained.tensors()
+    return sum(t.numel() * t.element_size() for t in held.values())
 
 
 def measure_script(script: Path, arguments: list[str]) -> ModelCost:
@@ -149,6 +159,7 @@ def measure_script(script: Path, arguments: list[str]) -> ModelCost:
         optimizer=found["optimizer"],
         momenta=found["momenta"],
         dtype=found["dtype"],
+        frozen=found["frozen"],
         name=script.name,
         source=f"measured in {script.name}, one rank alone {measured_on(torch.device(found['device']))}",
     )
