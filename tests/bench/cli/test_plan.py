@@ -1,6 +1,7 @@
 """`gossamer plan`: what a user reads, the same as JSON, and what is refused before anything is planned."""
 
 import json
+import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -154,6 +155,18 @@ def test_shapes_may_come_from_a_file_or_a_function(say: Say, tmp_path: Path, mon
         code, _, err = say("plan", f"mine_to_plan:{name}", *asked)
         assert code == 2
         assert says in err
+
+
+def test_a_function_may_lie_in_the_folder_where_plan_is_started(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed command looks in its own folder for modules, and not in this one."""
+    (tmp_path / "here_to_plan.py").write_text("import torch\ndef make(): return torch.nn.Linear(10, 10)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = say("plan", "here_to_plan:make", "qsgd", "--rate", "1mbit", "--step", "10ms", "--json")
+    assert code == 0, err
+    assert json.loads(out)["model"]["parameters"] == 110
 
 
 def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
 from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
+from gossamer.core.plugins import see_this_folder
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
 from gossamer.costs.laws import law_of
@@ -300,6 +301,7 @@ def measured(workload: workloads.Workload) -> ModelCost:
 def _built(text: str) -> nn.Module:
     """Build the model of module:callable on the meta device."""
     module, _, name = text.partition(":")
+    see_this_folder()
     try:
         make = getattr(importlib.import_module(module), name)
         with torch.device("meta"):
