@@ -240,6 +240,16 @@ def test_a_cluster_of_another_size_is_refused(say: Say, tmp_path: Path) -> None:
     assert "c.toml describes 3 ranks, and --workers asks for 4; make them equal" in " ".join(err.split())
 
 
+def test_a_step_on_gpus_is_not_measured_on_this_processor(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('format = 1\nbackend = "nccl"\n[[hosts]]\ncount = 2\nup = "1 Gbit/s"\n')
+    asked = ("simulate", "digits", "--cluster", str(path), "--workers", "2", "--rounds", "1", "--free-work")
+    code, out, err = say(*asked)
+    assert (code, out) == (2, "")
+    assert "the cluster has GPUs: say how long it takes there, with --step" in " ".join(err.split())
+    assert say(*asked, "--step", "1ms")[0] == 0
+
+
 def test_what_was_trained_before_a_recipe_fails_is_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     trained = simulate.simulated
 

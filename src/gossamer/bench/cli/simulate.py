@@ -165,6 +165,11 @@ def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
     taken = step_of(step)
+    if taken is None and cluster.has_gpus:
+        raise InputError(
+            f"a step of {task.name} would be measured on this processor, and the cluster has GPUs: say how long it takes there, with "
+            "--step"
+        )
     if taken is None:
         return measured(task)
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
