@@ -199,6 +199,10 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "soon"), "is not a time"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--cores", "2"),
+            "--cores are for ranks on processors",
+        ),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
         *(
             (("gpt2", "--step", "1s", "--cluster", "c.toml", flag, "1"), f"{flag} and --cluster both describe")

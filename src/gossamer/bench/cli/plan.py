@@ -218,6 +218,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         raise InputError("the cluster's links are missing: give --rate, such as --rate 25gbit, or --cluster FILE")
     if gpus and ranks > 1:
         raise InputError("--gpus and --ranks both count the ranks of a host; give one of them")
+    if gpus and asked["--cores"] is not None:
+        raise InputError("--cores are for ranks on processors, and these are on GPUs: leave --cores out")
     if asked["--cores"] is not None and asked["--cores"] <= 0:
         raise InputError(f"--cores must be more than 0, not {asked['--cores']:g}")
     found = from_flags(
