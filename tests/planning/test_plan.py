@@ -149,6 +149,16 @@ def test_shards_average_their_part_among_nodes() -> None:
     assert row.of["hsdp"] < 1
 
 
+def test_a_recipe_that_no_sharded_model_trains_with_is_a_row_that_says_so() -> None:
+    """`attach` refuses it there; it was planned, and could be the one that the plan names."""
+    here = from_flags(nodes=4, gpus=2, rate=1e8)
+    asked = ["backup", "decoupled_diloco(8)", "onebit_lamb(8)", "qsgd"]
+    found = plan(SMALL, here, asked, work=NoWork(), shards=2, curves=False)
+    assert [row.name for row in found.possible] == ["qsgd"]
+    assert [row.error.count("with a model that FSDP2 shards: ") for row in found.recipes[1:]] == [1, 1, 1]
+    assert len(plan(SMALL, here, ["backup"], work=NoWork(), curves=False).possible) == 1
+
+
 def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
     """On slow links inside a host the gathers of parameters last longer than the passes that they should hide behind."""
     slow = from_flags(nodes=2, gpus=8, rate=1e12, latency=0.0, inside=1e9)

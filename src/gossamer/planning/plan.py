@@ -8,7 +8,7 @@ from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Layout
-from gossamer.core.errors import CostError, GossamerError
+from gossamer.core.errors import AttachError, CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
@@ -25,6 +25,7 @@ from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import WorkInFile, work_of
 from gossamer.recipe import Recipe
+from gossamer.runtime.outlasting import cannot_shard
 
 LIKE = 960  # ranks: worlds that differ by a multiple of it are divided alike by most numbers of ranks in a group
 NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
@@ -244,6 +245,12 @@ def plan(
     )
 
 
+def refuse_to_shard(recipe: "str | Recipe", shards: int) -> None:
+    """Raise AttachError for a recipe that `attach` refuses on a model that is cut into so many shards."""
+    if shards > 1 and (why := cannot_shard(Recipe.of(recipe))):
+        raise AttachError(why)
+
+
 def refuse_odd_ranks(cluster: Cluster, shards: int) -> None:
     """Raise CostError for a cluster of one rank, and for shards that its hosts are not cut into."""
     if shards > 1 and (cluster.ranks_per_node % shards or cluster.size == shards):
@@ -344,6 +351,7 @@ class _Planner:
         name, cluster, others = str(recipe), self.cluster, self.others
         work = self.work.for_another() if isinstance(self.work, WorkInFile) else self.work
         try:
+            refuse_to_shard(recipe, self.shards)
             prepared = prepare(recipe, self.model, cluster, work, self.shards)
             if prepared.memory.peak > cluster.memory:
                 return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
