@@ -1,5 +1,6 @@
 """Measures what a step costs on one rank: forward, backward, the moment of each gradient, and the optimizer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -78,13 +79,15 @@ def with_step(model: ModelCost, step: float) -> ModelCost:
 
 
 def dtype_of(parameters: Iterable[Tensor]) -> str:
-    """The dtype that parameters are planned in: their own if all of them have two bytes a number, else fp32.
+    """The dtype that parameters are planned in: that of most of their numbers, as norms in fp32 do not make a model wide.
 
-    >>> dtype_of([torch.ones(2, dtype=torch.bfloat16)]), dtype_of([torch.ones(2), torch.ones(2, dtype=torch.float16)])
+    >>> dtype_of([torch.ones(9, dtype=torch.bfloat16), torch.ones(2)]), dtype_of([torch.ones(2), torch.ones(2, dtype=torch.float16)])
     ('bf16', 'fp32')
     """
-    found = {p.dtype for p in parameters}
-    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(found.pop(), "fp32") if len(found) == 1 else "fp32"
+    numbers = Counter[str]()
+    for p in parameters:
+        numbers[{torch.bfloat16: "bf16", torch.float16: "fp16"}.get(p.dtype, "fp32")] += p.numel()
+    return max(numbers, key=lambda name: (numbers[name], WIDTHS[name]), default="fp32")
 
 
 def frozen_bytes(model: nn.Module) -> int:
