@@ -380,6 +380,22 @@ def test_gradients_arrive_in_backwards_order_where_they_are_measured() -> None:
     assert (cost.momenta, cost.numel) == (1, 6 * 256 * 257)
 
 
+class OwnSgd(torch.optim.SGD):
+    """Made as no other optimizer is."""
+
+    def __init__(self, model: torch.nn.Module, pace: float) -> None:
+        super().__init__(model.parameters(), lr=pace, momentum=0.9)
+
+
+def test_an_optimizer_of_ones_own_is_measured_as_it_is() -> None:
+    """A copy was made to count its buffers; of a script, 'never attached' was all that was said then."""
+    model = torch.nn.Linear(8, 8)
+    cost = measure(model, OwnSgd(model, 0.1), lambda step: model(torch.ones(2, 8)).sum())
+    assert cost.momenta == 1
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert measure(model, plain, lambda step: model(torch.ones(2, 8)).sum()).momenta == 0
+
+
 # -- refused ----------------------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from gossamer.core.errors import CostError
 from gossamer.planning.model_cost import WIDTHS, ModelCost
 from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
-from gossamer.runtime.optimizer_state import kept_by
+from gossamer.runtime.optimizer_state import kept_so_far
 
 WARM, STEPS = 3, 8
 
@@ -48,7 +48,7 @@ def measure(
     return ModelCost(
         shapes={n: tuple(p.shape) for n, p in named.items()},
         **medians(steps[WARM:], named),
-        momenta=kept_by(optimizer),
+        momenta=kept_so_far(optimizer),
         dtype=dtype_of(named.values()),
         frozen=frozen_bytes(model),
         name=name,

@@ -31,7 +31,7 @@ from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
-from gossamer.runtime.optimizer_state import kept_by
+from gossamer.runtime.optimizer_state import kept_so_far
 
 WARM, STEPS = 3, 8
 PATIENCE = 600.0  # seconds that the script has for all of it
@@ -122,7 +122,7 @@ class CostObserver(RunObserver):
             "steps": len(self.steps),
             "shapes": {n: list(p.shape) for n, p in self.params.items()},
             "dtype": dtype_of(self.params.values()),
-            "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
+            "momenta": 0 if self.optimizer is None else kept_so_far(self.optimizer),
             "frozen": 0 if self.worker is None else frozen_beside(self.worker),
             **(medians(self.steps[WARM:], self.params) if len(self.steps) > WARM else {}),
             "device": self.device.type,
