@@ -140,6 +140,15 @@ def test_two_levels_send_less_through_a_card() -> None:
     assert line_up(8)[0] == "bf16 + per_node(8)"
 
 
+def test_recipes_on_one_host_alone_are_between_its_ranks() -> None:
+    """In two levels they would average uncompressed inside it, and do nothing besides."""
+    found = plan(SMALL, from_flags(nodes=1, gpus=4, inside=5e5), work=NoWork(), curves=False)
+    rows = {row.name: row.seconds.step for row in found.possible if row.seconds is not None}
+    assert {*rows} <= {*LINE_UP}
+    assert found.dense.seconds is not None
+    assert rows["terngrad"] < 0.9 * found.dense.seconds.step
+
+
 def test_shards_average_their_part_among_nodes() -> None:
     found = plan(known_model("gpt2", 0.35), from_flags(nodes=4, gpus=8, rate=1e9), ["qsgd"], shards=8, curves=False)
     assert [row.name for row in found.baselines] == ["hsdp", "fsdp"]

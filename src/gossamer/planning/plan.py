@@ -227,8 +227,8 @@ def plan(
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
     planner = _Planner(mine, cluster, work, shards, others, curves)
-    rows = list[Row]()
-    for recipe in recipes or line_up(1 if shards > 1 else cluster.ranks_per_node):
+    rows, alone = list[Row](), shards > 1 or cluster.nodes == 1  # in two levels nothing is compressed inside a host
+    for recipe in recipes or line_up(1 if alone else cluster.ranks_per_node):
         tell(str(recipe))
         rows.append(planner.row(recipe))
     rows.sort(key=lambda row: inf if row.seconds is None else row.seconds.step)
