@@ -215,6 +215,10 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1"), "one rank alone"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--shard", "8", "--accumulate", "8"),
+            "--accumulate is of DDP, and --shard compares with HSDP and FSDP",
+        ),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1", "--explain", "qsgd"), "one rank alone"),
         (
             ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3", "--explain", "qsgd"),

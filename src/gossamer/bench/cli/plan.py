@@ -124,6 +124,8 @@ def plan_command(
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     counts = {"nodes": nodes, "gpus": gpus, "ranks": ranks}
     asked |= {f"--{name}": count for name, count in counts.items() if is_said(context, name)}
+    if shard > 1 and is_said(context, "accumulate"):
+        raise InputError("--accumulate is of DDP, and --shard compares with HSDP and FSDP: leave one of them out")
     if script is None:
         refuse_arguments(context, None)
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
