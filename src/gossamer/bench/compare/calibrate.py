@@ -236,14 +236,14 @@ def _links(rank: int, size: int, latency: float) -> tuple[list[float], float]:
                 dist.recv(torch.empty_like(wire), sender)
                 dist.send(torch.zeros(1, dtype=torch.uint8), sender)
 
-        length, found = _long_enough(one_way)
+        length, found = _long_enough(one_way, 2 * latency)
         rates.append(length / max(found.value - 2 * latency, 1e-9))
         spread = max(spread, found.spread)
     return rates, spread
 
 
-def _long_enough(act: Callable[[Tensor], None]) -> tuple[int, Figure]:
-    """The longest message that takes no longer than `LONGEST`, and its seconds."""
+def _long_enough(act: Callable[[Tensor], None], waits: float) -> tuple[int, Figure]:
+    """The longest message whose bytes take no longer than `LONGEST`, beside the seconds of messages in a row, and its seconds."""
     length, found = SIZES[0], Figure(0.0, 0.0)
     for length in SIZES:
         wire = torch.zeros(length, dtype=torch.uint8)
@@ -251,7 +251,7 @@ def _long_enough(act: Callable[[Tensor], None]) -> tuple[int, Figure]:
         dist.barrier()
         start = perf_counter()
         act(wire)
-        if _agreed(perf_counter() - start) > LONGEST / 4:
+        if _agreed(perf_counter() - start) - waits > LONGEST / 4:
             break
     wire = torch.zeros(length, dtype=torch.uint8)
     found = Figure.of(_times(lambda: act(wire)))
@@ -267,7 +267,7 @@ def _ring(size: int, slowest: float, waits: float) -> tuple[Figure, float]:
         dist.all_reduce(wire)
         used.append(process_time() - began)
 
-    length, found = _long_enough(reduce)
+    length, found = _long_enough(reduce, waits)
     crossed = 2 * (size - 1) / size * length
     per_byte = _agreed(statistics.median(used[-LEAST:])) / (2 * crossed)
     return Figure(min(crossed / _without(found.value, waits) / slowest, 1.0), found.spread), per_byte
@@ -291,7 +291,7 @@ def waits_for(device: str) -> Callable[[], None]:
 
 def _relative(act: Callable[[Tensor], None], full: float, waits: float) -> Figure:
     """The share of the slowest link's rate that a pattern reaches; `full` is the rate of a wire if it reached all of it."""
-    length, found = _long_enough(act)
+    length, found = _long_enough(act, waits)
     return Figure(min(length / _without(found.value, waits) / full, 1.0), found.spread)
 
 
