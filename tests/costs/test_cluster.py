@@ -11,6 +11,7 @@ import pytest
 
 from gossamer import CostError
 from gossamer.costs import Cluster, Hosts, from_flags
+from gossamer.costs.cluster import WorkTable
 from gossamer.costs.cluster_file import read_cluster, write_cluster
 from gossamer.costs.laws import Constant, SlowRank, Trace
 from gossamer.costs.quantities import Price
@@ -85,6 +86,19 @@ def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
     assert read.efficiency == {"ring": 0.9}
 
 
+def test_prices_failures_and_memory_are_written_too(tmp_path: Path) -> None:
+    """They were left out without a word, and a name with quotes was no TOML."""
+    path = tmp_path / "c.toml"
+    path.write_text(GOOD.replace('memory = "24 GB"', 'memory = "24 GB"\negress = "0.02 USD/GB"\nmtbf = "3600 s"'))
+    asked = replace(read_cluster(path), name='the "old" ones', restart=300.0, checkpoint=45.0)
+    recipe = 'qsgd + rule("ndim < 2", allreduce())'
+    path.write_text(write_cluster(replace(asked, work={recipe: WorkTable(4, (2,), ((1.0, 0.0),))})))
+    read = read_cluster(path)
+    assert (read.name, read.restart, read.checkpoint) == ('the "old" ones', 300.0, 45.0)
+    assert read.hosts == asked.hosts
+    assert [*read.work] == [recipe]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -93,6 +107,7 @@ def test_a_written_cluster_reads_back(cluster: Cluster, tmp_path: Path) -> None:
         ("count = 1\n", "count = -1\n", r"line 13: count must be at least 1"),
         ("count = 3", "count = 3.5", r"line 6: count must be a whole number"),
         ("count = 3", "", r"line 5: hosts table 1 needs a count"),
+        ('up = "1 Gbit/s"\n', "", r'line 5: hosts table 1 needs up = "1 Gbit/s", the rate of a link, or "unshaped"'),
         ('up = "1 Gbit/s"', 'up = "0 Gbit/s"', r"line 7: up '0 Gbit/s' must be more than 0"),
         ('up = "1 Gbit/s"', "up = 5", r"line 7: up must be a text with a unit"),
         ('up = "40 Mbit/s"\n', "", r"line 14: down is given without up"),
@@ -163,6 +178,25 @@ def test_a_file_of_gpus_has_the_figures_that_flags_have(tmp_path: Path) -> None:
     path.write_text(f'format = 1\n[network]\nbyte_seconds = 1e-9\n[[hosts]]\ndevice = "gpu"\n{hosts}')
     mixed = read_cluster(path)
     assert (mixed.has_gpus, mixed.memory_rate, mixed.byte_seconds) == (True, 600e9, 1e-9)
+
+
+@pytest.mark.parametrize("gpus", [0, 8])
+def test_what_a_file_leaves_out_is_as_by_flags(gpus: int, tmp_path: Path) -> None:
+    """Messages without latency, and ranks of a host whose bytes took no time, made recipes of many messages look free."""
+    path = tmp_path / "c.toml"
+    group = 'count = 4\nranks = 8\nup = "25 Gbit/s"\n'
+    path.write_text(f'format = 1\nbackend = "{"nccl" if gpus else "gloo"}"\n[[hosts]]\n{group}')
+    read = read_cluster(path)
+    assert read.hosts == from_flags(nodes=4, gpus=gpus, ranks=8, rate=3.125e9).hosts
+    assert (read.source("latency"), read.source("inside")) == ("default", "default")
+
+
+def test_a_host_alone_needs_no_link(tmp_path: Path) -> None:
+    """And on links that are said to have no limit there is none."""
+    path = tmp_path / "c.toml"
+    for hosts in ("count = 1\nranks = 8\n", 'count = 4\nup = "unshaped"\n'):
+        path.write_text(f"format = 1\n[[hosts]]\n{hosts}")
+        assert read_cluster(path).rate == inf
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

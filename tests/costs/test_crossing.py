@@ -1,5 +1,6 @@
 """Seconds of a request, against each formula by hand."""
 
+from dataclasses import replace
 from math import ceil, log2
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Receive, Send, TakeTicket
 from gossamer.costs import Cluster, Hosts, crossing_of
+from gossamer.costs.events import RequestTime
+from gossamer.fabrics.links import ClusterLinks
 
 RATE, LATENCY, B = 1e6, 1e-3, 4096
 EXACT = {"ring": 1.0, "pairs": 1.0, "one": 1.0, "shared": 1.0}
@@ -60,6 +63,17 @@ def test_a_group_within_a_node_uses_no_card() -> None:
     first = crossing_of(AllReduce(wire(B), among=(0, 4)), 0, here, 8)
     assert first.card == B
     assert first.between > 0
+
+
+@pytest.mark.parametrize(("latency", "inside"), [(1e-4, 1e-5), (0.1, 2e-5)])
+def test_ranks_of_a_host_are_no_farther_apart_where_hosts_are(latency: float, inside: float) -> None:
+    here = replace(cluster(2, 8), hosts=(Hosts(count=2, ranks=8, up=RATE, latency=latency),))
+    near = crossing_of(AllReduce(wire(B), among=tuple(range(8))), 0, here, 16)
+    assert near.latency_seconds(here) == pytest.approx(14 * inside)
+    between = crossing_of(AllReduce(wire(B), among=(0, 8)), 0, here, 16)
+    assert between.latency_seconds(here) == pytest.approx(2 * latency)
+    links, when = ClusterLinks(here), RequestTime(0.0, 1, "w")
+    assert [links.message(B, 0, to, when)[1] for to in (1, 8)] == pytest.approx([inside, latency])
 
 
 def test_shards_share_a_card() -> None:

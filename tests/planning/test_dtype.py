@@ -109,3 +109,12 @@ def test_an_unknown_dtype_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(CostError, match=r"no dtype called 'int4'.*bf16, fp16, fp32"):
         known_model("gpt2", 0.35, dtype="int4")
     assert isinstance(SMALL.of_dtype("fp16"), ModelCost)
+
+
+def test_a_model_in_bf16_with_norms_in_fp32_is_one_in_bf16() -> None:
+    """It was planned in fp32, so that DDP sent and all ranks held twice of what they do."""
+    model = nn.Sequential(nn.Linear(100, 100), nn.LayerNorm(100)).to(torch.bfloat16)
+    model[1].float()
+    cost = untrained(model, 1.0, name="mixed", memory_rate=1e10)
+    assert (cost.dtype, cost.bytes) == ("bf16", 2 * (100 * 101 + 200))
+    assert untrained(model.float(), 1.0, name="wide", memory_rate=1e10).dtype == "fp32"

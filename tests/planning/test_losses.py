@@ -87,5 +87,12 @@ def test_who_goes_on_without_a_lost_rank_keeps_more() -> None:
     assert row.kept == stops
 
 
+def test_who_trains_on_one_host_alone_stops_with_it() -> None:
+    """Nobody is left to go on; rounds on eight GPUs of one host were said to lose nothing but the time of its restart."""
+    flags = from_flags(nodes=1, gpus=8)
+    here = replace(flags, hosts=(replace(flags.hosts[0], mtbf=3600.0),))
+    assert time_kept("local_sgd(8)", here) == time_kept(None, here) == pytest.approx(restarts_keep(3600.0, 120.0, 20.0))
+
+
 def test_a_run_that_failures_leave_no_time_has_no_price() -> None:
     assert money_of(STEP, priced(), kept=0.0) is None

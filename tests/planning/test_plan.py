@@ -140,6 +140,15 @@ def test_two_levels_send_less_through_a_card() -> None:
     assert line_up(8)[0] == "bf16 + per_node(8)"
 
 
+def test_recipes_on_one_host_alone_are_between_its_ranks() -> None:
+    """In two levels they would average uncompressed inside it, and do nothing besides."""
+    found = plan(SMALL, from_flags(nodes=1, gpus=4, inside=5e5), work=NoWork(), curves=False)
+    rows = {row.name: row.seconds.step for row in found.possible if row.seconds is not None}
+    assert {*rows} <= {*LINE_UP}
+    assert found.dense.seconds is not None
+    assert rows["terngrad"] < 0.9 * found.dense.seconds.step
+
+
 def test_shards_average_their_part_among_nodes() -> None:
     found = plan(known_model("gpt2", 0.35), from_flags(nodes=4, gpus=8, rate=1e9), ["qsgd"], shards=8, curves=False)
     assert [row.name for row in found.baselines] == ["hsdp", "fsdp"]
@@ -147,6 +156,16 @@ def test_shards_average_their_part_among_nodes() -> None:
     assert row.seconds is not None
     assert row.seconds.card == pytest.approx(8 * row.seconds.sent)
     assert row.of["hsdp"] < 1
+
+
+def test_a_recipe_that_no_sharded_model_trains_with_is_a_row_that_says_so() -> None:
+    """`attach` refuses it there; it was planned, and could be the one that the plan names."""
+    here = from_flags(nodes=4, gpus=2, rate=1e8)
+    asked = ["backup", "decoupled_diloco(8)", "onebit_lamb(8)", "qsgd"]
+    found = plan(SMALL, here, asked, work=NoWork(), shards=2, curves=False)
+    assert [row.name for row in found.possible] == ["qsgd"]
+    assert [row.error.count("with a model that FSDP2 shards: ") for row in found.recipes[1:]] == [1, 1, 1]
+    assert len(plan(SMALL, here, ["backup"], work=NoWork(), curves=False).possible) == 1
 
 
 def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
@@ -312,6 +331,27 @@ def test_a_recipe_that_does_not_fit_is_a_row_that_says_so() -> None:
     assert any("Nothing here fits" in line for line in sentences(plan(model, small, ["bf16"], work=NoWork())))
 
 
+def test_a_frozen_base_is_held_by_all_ranks_and_gathered_by_those_of_shards() -> None:
+    """And not sent. A base of 4 MB under an adapter of 40 kB was left out."""
+    model = torch.nn.Sequential(torch.nn.Linear(1000, 1000).requires_grad_(False), torch.nn.Linear(1000, 10))
+    cost = untrained(model, 0.1, name="adapted", memory_rate=1e10)
+    assert (cost.numel, cost.frozen) == (10_010, 4 * 1_001_000)
+    assert untrained(model, 0.1, name="adapted", memory_rate=1e10, dtype="bf16").frozen == 2 * 1_001_000
+    row = plan(cost, FOUR, ["topk"], work=NoWork(), curves=False).recipes[0]
+    assert row.memory is not None
+    assert row.memory.model == 4 * (1_001_000 + 10_010)
+    assert row.seconds is not None
+    assert row.seconds.sent < 4 * 10_010
+    full = replace(FOUR, hosts=(replace(FOUR.hosts[0], memory=3e6),))
+    found = plan(cost, full, ["topk"], work=NoWork(), curves=False)
+    assert "it does not fit" in found.recipes[0].error
+    assert any("Nothing here fits" in line for line in sentences(found))
+    hosts = from_flags(nodes=2, gpus=2, rate=1e8)
+    _, fsdp = plan(cost, hosts, ["topk"], work=NoWork(), shards=2, curves=False).baselines
+    assert fsdp.seconds is not None
+    assert fsdp.seconds.sent == pytest.approx(3 / 4 * (3 * cost.bytes + 2 * cost.frozen), rel=1e-3)
+
+
 # -- models -----------------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +387,22 @@ def test_gradients_arrive_in_backwards_order_where_they_are_measured() -> None:
     assert shares == sorted(shares, reverse=True)
     assert 0 < shares[-1] < shares[0] <= 1
     assert (cost.momenta, cost.numel) == (1, 6 * 256 * 257)
+
+
+class OwnSgd(torch.optim.SGD):
+    """Made as no other optimizer is."""
+
+    def __init__(self, model: torch.nn.Module, pace: float) -> None:
+        super().__init__(model.parameters(), lr=pace, momentum=0.9)
+
+
+def test_an_optimizer_of_ones_own_is_measured_as_it_is() -> None:
+    """A copy was made to count its buffers; of a script, 'never attached' was all that was said then."""
+    model = torch.nn.Linear(8, 8)
+    cost = measure(model, OwnSgd(model, 0.1), lambda step: model(torch.ones(2, 8)).sum())
+    assert cost.momenta == 1
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert measure(model, plain, lambda step: model(torch.ones(2, 8)).sum()).momenta == 0
 
 
 # -- refused ----------------------------------------------------------------------------------------------------------------

@@ -31,11 +31,16 @@ def import_named(said: str) -> None:
         if said.endswith(".py"):
             _run_file(Path(said))
             return
-        if os.getcwd() not in sys.path:  # as `python -m` does
-            sys.path.insert(0, os.getcwd())
+        see_this_folder()
         importlib.import_module(said)
     except Exception as error:  # third-party code may raise anything
         raise ImportingError(f"{said} cannot be imported: {_told(error)}") from None
+
+
+def see_this_folder() -> None:
+    """Let modules of the folder that we are in be imported, as `python -m` does and an installed command does not."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def _run_file(path: Path) -> None:

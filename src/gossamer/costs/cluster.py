@@ -89,6 +89,12 @@ EFFICIENCY: Mapping[Backend, Mapping[str, float]] = {
 MEMORY_RATES: Mapping[Device, float] = {"cpu": 10e9, "gpu": 600e9}
 """Bytes per second of a copy, reads and writes together, where none are given."""
 
+LATENCIES: Mapping[Device, float] = {"cpu": 100e-6, "gpu": 30e-6}
+INSIDE: Mapping[Device, float] = {"cpu": 5e9, "gpu": 20e9}
+"""Seconds of a message between hosts, and bytes per second between two ranks of a host, where none are given."""
+
+NEAR, FARTHEST = 0.1, 20e-6  # latency inside a host: a share of that between hosts, and at most so many seconds
+
 BYTE_SECONDS: Mapping[Backend, float] = {"gloo": 6e-10, "nccl": 0.0}
 PROGRAM_SECONDS: Mapping[Backend, float] = {"gloo": 3e-4, "nccl": 1e-4}
 """What comm threads take of a processor for a byte and for a program, where it is not given: over NCCL, bytes take none."""
@@ -150,6 +156,11 @@ class Cluster:
     @property
     def latency(self) -> float:
         return max(h.latency for h in self.hosts)
+
+    @property
+    def latency_inside(self) -> float:
+        """Seconds of a message between two ranks of a host."""
+        return NEAR * self.latency if self.nodes == 1 else min(NEAR * self.latency, FARTHEST)
 
     @property
     def inside(self) -> float:
@@ -239,16 +250,16 @@ def from_flags(
     """
     given = {"latency": latency, "inside": inside, "cores": cores}
     sources = {"rate": "flag"} | {name: "flag" for name, value in given.items() if value is not None}
-    usual_latency, usual_inside = (30e-6, 20e9) if gpus else (100e-6, 5e9)
+    device: Device = "gpu" if gpus else "cpu"
     hosts = Hosts(
         count=nodes,
         ranks=gpus or ranks,
         up=rate,
-        latency=usual_latency if latency is None else latency,
-        inside=usual_inside if inside is None else inside,
+        latency=LATENCIES[device] if latency is None else latency,
+        inside=INSIDE[device] if inside is None else inside,
         cores=inf if gpus or cores is None else cores,
-        device="gpu" if gpus else "cpu",
-        memory_rate=MEMORY_RATES["gpu" if gpus else "cpu"],
+        device=device,
+        memory_rate=MEMORY_RATES[device],
     )
     backend: Backend = "nccl" if gpus else "gloo"
     return Cluster(

@@ -1,7 +1,8 @@
 """Reads and writes a cluster as a TOML file."""
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import (
     BYTE_SECONDS,
+    INSIDE,
+    LATENCIES,
     MEMORY_RATES,
     PROGRAM_SECONDS,
     Backend,
@@ -140,6 +143,7 @@ class _ClusterReader(TomlReader):
         if backend not in ("gloo", "nccl"):
             self.fail("backend", f"must be 'gloo' or 'nccl', not {backend!r}")
         hosts = tuple(self._hosts(group, n, backend) for n, group in enumerate(groups))
+        self._need_rates(groups, hosts)
         network = self.fields(self._inner(table, "network"), NETWORK, 0)
         network |= self.fields(self._inner(table, "failures"), FAILURES, 0)
         if "compute" in table:
@@ -184,11 +188,20 @@ class _ClusterReader(TomlReader):
             self.fail("down", "is given without up; give both", n)
         device: Device = fields.get("device", "gpu" if backend == "nccl" else "cpu")
         usual: dict[str, Any] = {"device": device, "memory_rate": MEMORY_RATES[device]}
+        usual |= {"latency": LATENCIES[device], "inside": INSIDE[device]}
         try:
             return Hosts(**(usual | fields))
         except CostError as error:
             field, _, wrong = str(error).partition(" ")
             self.fail(field, wrong, n)
+
+    def _need_rates(self, groups: list[dict[str, Any]], hosts: Sequence[Hosts]) -> None:
+        """Refuse hosts without a rate, unless there is one alone: on links without a limit nothing would ever pay."""
+        bare = next((n for n, group in enumerate(groups) if "up" not in group), None)
+        if bare is not None and sum(each.count for each in hosts) > 1:
+            self._begin("[[hosts]]", bare)
+            wrong = 'needs up = "1 Gbit/s", the rate of a link, or "unshaped" where it has no limit'
+            self.fail("hosts", f"table {bare + 1} {wrong}", bare)
 
     def _work(self, recipe: str, table: Any, n: int) -> WorkTable:
         head = f'[work."{recipe}"'
@@ -228,28 +241,42 @@ class _ClusterReader(TomlReader):
 
 def write_cluster(cluster: Cluster) -> str:
     """The text of a cluster file, which `read_cluster` reads back."""
-    lines = [f"format = {FORMAT}", f'name = "{cluster.name}"', f'backend = "{cluster.backend}"']
+    name = json.dumps(cluster.name, ensure_ascii=False)  # as TOML writes a text
+    lines = [f"format = {FORMAT}", f"name = {name}", f'backend = "{cluster.backend}"']
     for hosts in cluster.hosts:
-        lines += ["", "[[hosts]]", f"count = {hosts.count}", f"ranks = {hosts.ranks}"]
-        lines += [f'{name} = "{_rate(getattr(hosts, name))}"' for name in ("up", "inside", "memory_rate")]
-        if hosts.down is not None:
-            lines.append(f'down = "{_rate(hosts.down)}"')
-        lines += [f'latency = "{1e6 * hosts.latency:.6g} us"', f'device = "{hosts.device}"', f"speed = {hosts.speed:g}"]
-        if hosts.cores < inf:
-            lines.append(f"cores = {hosts.cores:g}")
+        lines += ["", "[[hosts]]", *_host_lines(hosts)]
     lines += ["", "[network]", f"payload = {cluster.payload:g}", f"byte_seconds = {cluster.byte_seconds:.4g}"]
     lines.append(f"program_seconds = {cluster.program_seconds:.4g}")
     if cluster.efficiency:
         shares = ", ".join(f"{name} = {share:.3g}" for name, share in cluster.efficiency.items())
         lines.append(f"efficiency = {{ {shares} }}")
+    lines += ["", "[failures]", f'restart = "{cluster.restart:.9g} s"', f'checkpoint = "{cluster.checkpoint:.9g} s"']
     lines += _compute_lines(cluster.law)
     for recipe, table in cluster.work.items():
         rows = ", ".join(f"[{', '.join(f'{x:.4g}' for x in row)}]" for row in table.seconds)
-        lines += ["", f'[work."{recipe}"]', f'device = "{table.device}"', f"bytes = {table.bytes}"]
+        lines += ["", f"[work.{json.dumps(recipe)}]", f'device = "{table.device}"', f"bytes = {table.bytes}"]
         lines += [f"ranks = {[*table.ranks]}", f"seconds = [{rows}]"]
     if cluster.sources:
         lines += ["", "[sources]", *(f'{name} = "{where}"' for name, where in cluster.sources.items())]
     return "\n".join(lines) + "\n"
+
+
+def _host_lines(hosts: Hosts) -> list[str]:
+    lines = [f"count = {hosts.count}", f"ranks = {hosts.ranks}"]
+    lines += [f'{name} = "{_rate(getattr(hosts, name))}"' for name in ("up", "inside", "memory_rate")]
+    if hosts.down is not None:
+        lines.append(f'down = "{_rate(hosts.down)}"')
+    lines += [f'latency = "{1e6 * hosts.latency:.6g} us"', f'device = "{hosts.device}"', f"speed = {hosts.speed:g}"]
+    if hosts.cores < inf:
+        lines.append(f"cores = {hosts.cores:g}")
+    if hosts.memory is not None:
+        lines.append(f'memory = "{hosts.memory:.9g} B"')
+    for name, price, per in (("price", hosts.price, "h"), ("egress", hosts.egress, "GB")):
+        if price is not None:
+            lines.append(f'{name} = "{price.amount:.9g} {price.currency}/{per}"')
+    if hosts.mtbf is not None:
+        lines.append(f'mtbf = "{hosts.mtbf:.9g} s"')
+    return lines
 
 
 def _compute_lines(law: ComputingLaw) -> list[str]:

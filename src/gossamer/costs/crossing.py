@@ -80,8 +80,8 @@ class Crossing:
         return replace(self, sent=factor * self.sent, card=factor * self.card, inside=factor * self.inside)
 
     def latency_seconds(self, cluster: Cluster) -> float:
-        """Seconds that no rate shortens. Messages within a node cost a tenth of those between nodes."""
-        return cluster.latency * (self.between + 0.1 * (self.messages - self.between))
+        """Seconds that no rate shortens."""
+        return cluster.latency * self.between + cluster.latency_inside * (self.messages - self.between)
 
     def link_seconds(self, cluster: Cluster) -> float:
         """Seconds of the bytes, on the slower of the card and the links within the node."""

@@ -119,8 +119,8 @@ def say_rate(bytes_per_second: float) -> str:
 def say_seconds(value: float) -> str:
     """Write a time with three digits.
 
-    >>> say_seconds(0.0351), say_seconds(2.5), say_seconds(3e-5)
-    ('35.1 ms', '2.5 s', '30 us')
+    >>> say_seconds(0.0351), say_seconds(2.5), say_seconds(3e-5), say_seconds(62_208.3)
+    ('35.1 ms', '2.5 s', '30 us', '62208 s')
     """
     return _in_units(value, ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 
@@ -135,6 +135,7 @@ def say_size(value: float) -> str:
 
 
 def _in_units(value: float, *units: tuple[str, float]) -> str:
-    """A value in the largest unit that is not above it, or in the last."""
+    """A value in the largest unit that is not above it, or in the last; never in powers of ten."""
     unit, factor = next(((unit, factor) for unit, factor in units if value >= 0.9995 * factor), units[-1])
-    return f"{value / factor:.3g} {unit}"
+    number = value / factor
+    return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"

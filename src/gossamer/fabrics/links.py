@@ -109,7 +109,7 @@ class ClusterLinks:
     def message(self, length: int, sender: int, to: int, when: RequestTime) -> tuple[float, float]:
         """Seconds that the sender's link is busy with a message, and those until it arrives after that."""
         if self.node_of(sender) == self.node_of(to):
-            return length / self.host_of(sender).inside, 0.1 * self.latency
+            return length / self.host_of(sender).inside, self.cluster.latency_inside
         down = self.host_of(to)
         cards = [
             (self._mates(sender), self.host_of(sender).up),

@@ -30,7 +30,7 @@ from gossamer.integrations.member_shards import MemberShards
 from gossamer.integrations.shard_group import ShardGroup, over_gloo
 from gossamer.recipe import Recipe
 from gossamer.runtime import ReplicaRanks, WholeReplica, is_sharded
-from gossamer.updates.onebit_lamb_update import OneBitLambUpdate
+from gossamer.runtime.outlasting import cannot_shard
 
 _HERE = "torch.distributed.fsdp._fully_shard."
 _USE = "averages between the replicas of a model that FSDP2 shards"
@@ -137,7 +137,8 @@ class ShardedModel:
     # -- what is refused ---------------------------------------------------------------------------------------------
 
     def check(self, named: Mapping[str, Tensor], recipe: Recipe) -> None:
-        _refuse_recipe(recipe, self._shard_ranks().size())
+        if self._shard_ranks().size() > 1 and (why := cannot_shard(recipe)):
+            raise AttachError(why)
         for group in self._groups:
             _refuse_settings(group, self._info)
         if torch.__version__ < "2.13" and self._info.mesh.device_type == "cpu":
@@ -260,23 +261,6 @@ def _swap(group: Any, inner: Any) -> None:
     if group.post_forward_mesh_info is group.mesh_info:
         group.post_forward_mesh_info = inner
     group.mesh_info = inner
-
-
-def _refuse_recipe(recipe: Recipe, shards: int) -> None:
-    """Refuse recipes in which a rank decides by what it sees alone: the shards of a replica would end up in unlike rounds."""
-    for one in (recipe, *recipe.reached) if shards > 1 else ():
-        if isinstance(one.update, OneBitLambUpdate):
-            raise AttachError(
-                f"{one} with a model that FSDP2 shards: its trust ratios are norms of whole parameters, and a rank holds shards; use "
-                "onebit_adam"
-            )
-        shape, traits = one.schedule.shape, {trait for part in one.parts() for trait in part.traits}
-        own_pace = shape.is_async or shape.serves or shape.skips_steps
-        if own_pace or "waits for few" in traits or one.controller.moves_schedule:
-            raise AttachError(
-                f"{one} with a model that FSDP2 shards: each shard of a replica would decide for itself which round it is in, and a "
-                "model would be put together of two; use a recipe whose ranks meet at fixed steps"
-            )
 
 
 def _refuse_settings(group: Any, first: Any) -> None:

@@ -86,9 +86,10 @@ def _averaged(
 
 def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
-    # Scattering gradients takes as long.
-    gather = _gather(model.numel, model.width, shards, cluster, 1).seconds(cluster)
-    forward, backward = max(model.forward, gather), max(model.backward, 2 * gather)
+    # Scattering gradients takes as long as gathering what is trained.
+    lengths = model.bytes, model.bytes + model.frozen
+    scatter, gather = (_gather(n, shards, cluster, 1).seconds(cluster) for n in lengths)
+    forward, backward = max(model.forward, gather), max(model.backward, gather + scatter)
     return replace(
         model,
         shapes=cut_shards(model.shapes, shards),
@@ -96,6 +97,7 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
         backward=backward,
         gathering=(forward - model.forward, backward - model.backward),
         optimizer=model.optimizer / shards,
+        frozen=model.frozen // shards,
     )
 
 
@@ -103,15 +105,17 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
     """FSDP over all ranks: parameters are gathered for forward and for backward, gradients scattered, each beside computing."""
 
     def seconds(cluster: Cluster) -> StepSeconds:
-        moved = _gather(model.numel, model.width, cluster.size, cluster, cluster.nodes)
-        gather, mine = moved.seconds(cluster), model.in_turns(cluster.turns)
+        lengths = model.bytes, model.bytes + model.frozen
+        scattered, gathered = (_gather(n, cluster.size, cluster, cluster.nodes) for n in lengths)
+        scatter, gather = scattered.seconds(cluster), gathered.seconds(cluster)
+        mine = model.in_turns(cluster.turns)
         late = mine.at_speed(1 / late_by(cluster.law, cluster.size, 1))
-        forward, backward = max(late.forward, gather), max(late.backward, 2 * gather)
+        forward, backward = max(late.forward, gather), max(late.backward, gather + scatter)
         optimizer = mine.optimizer / cluster.size
         waiting = late.forward + late.backward - mine.forward - mine.backward
         network = forward + backward - late.forward - late.backward
         total = forward + backward + optimizer
-        sent, card = 3 * moved.sent, 3 * moved.card
+        sent, card = 2 * gathered.sent + scattered.sent, 2 * gathered.card + scattered.card
         return StepSeconds(total, mine.forward, mine.backward, 0.0, network, optimizer, sent, card, waiting)
 
     return PlannedBaseline("fsdp", seconds)
@@ -130,9 +134,9 @@ def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
     return PlannedBaseline("hsdp", seconds)
 
 
-def _gather(numel: int, width: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
-    """A ring all-gather of a whole model, of which each rank has its share."""
-    wire = torch.empty(width * numel // ranks, dtype=torch.uint8, device="meta")
+def _gather(length: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
+    """A ring all-gather of the bytes of a whole model, of which each rank has its share."""
+    wire = torch.empty(length // ranks, dtype=torch.uint8, device="meta")
     if nodes > 1:
         return crossing_of(AllGather(wire), 0, cluster, ranks)
     moved = (ranks - 1) * wire.numel()

@@ -39,13 +39,13 @@ def money_of(step: StepSeconds, cluster: Cluster, kept: float | None = None) -> 
 def time_kept(recipe: "str | Recipe | None", cluster: Cluster) -> float | None:
     """The share of time whose steps count. None where no host is said to fail.
 
-    A recipe that goes on without a lost rank (under `members()`) loses what that rank would have done. All others stop, and
-    start again from their last checkpoint: DDP too, which is None.
+    A recipe that goes on without a lost host (under `members()`) loses what that host would have done. All others stop, and
+    start again from their last checkpoint: DDP too, which is None, and whatever trains on one host alone.
     """
     rate = sum(h.count / h.mtbf for h in cluster.hosts if h.mtbf)
     if not rate:
         return None
-    if recipe is not None and not cannot_go_on(Recipe.of(recipe), cluster.ranks_per_node):
+    if recipe is not None and cluster.nodes > 1 and not cannot_go_on(Recipe.of(recipe), cluster.ranks_per_node):
         away = sum(h.count * cluster.restart / (h.mtbf + cluster.restart) for h in cluster.hosts if h.mtbf)
         return 1 - away / cluster.nodes
     return restarts_keep(1 / rate, cluster.restart, cluster.checkpoint)

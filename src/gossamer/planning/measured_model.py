@@ -1,5 +1,6 @@
 """Measures what a step costs on one rank: forward, backward, the moment of each gradient, and the optimizer."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.core.errors import CostError
-from gossamer.planning.model_cost import ModelCost
+from gossamer.planning.model_cost import WIDTHS, ModelCost
 from gossamer.planning.model_shapes import from_shapes
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
-from gossamer.runtime.optimizer_state import kept_by
+from gossamer.runtime.optimizer_state import kept_so_far
 
 WARM, STEPS = 3, 8
 
@@ -47,8 +48,9 @@ def measure(
     return ModelCost(
         shapes={n: tuple(p.shape) for n, p in named.items()},
         **medians(steps[WARM:], named),
-        momenta=kept_by(optimizer),
+        momenta=kept_so_far(optimizer),
         dtype=dtype_of(named.values()),
+        frozen=frozen_bytes(model),
         name=name,
         source=f"measured {measured_on(device)}, one rank alone",
     )
@@ -77,13 +79,25 @@ def with_step(model: ModelCost, step: float) -> ModelCost:
 
 
 def dtype_of(parameters: Iterable[Tensor]) -> str:
-    """The dtype that parameters are planned in: their own if all of them have two bytes a number, else fp32.
+    """The dtype that parameters are planned in: that of most of their numbers, as norms in fp32 do not make a model wide.
 
-    >>> dtype_of([torch.ones(2, dtype=torch.bfloat16)]), dtype_of([torch.ones(2), torch.ones(2, dtype=torch.float16)])
+    >>> dtype_of([torch.ones(9, dtype=torch.bfloat16), torch.ones(2)]), dtype_of([torch.ones(2), torch.ones(2, dtype=torch.float16)])
     ('bf16', 'fp32')
     """
-    found = {p.dtype for p in parameters}
-    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(found.pop(), "fp32") if len(found) == 1 else "fp32"
+    numbers = Counter[str]()
+    for p in parameters:
+        numbers[{torch.bfloat16: "bf16", torch.float16: "fp16"}.get(p.dtype, "fp32")] += p.numel()
+    return max(numbers, key=lambda name: (numbers[name], WIDTHS[name]), default="fp32")
+
+
+def frozen_bytes(model: nn.Module) -> int:
+    """Bytes of parameters that are not trained, and of buffers.
+
+    >>> frozen_bytes(nn.Sequential(nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 1)))
+    288
+    """
+    held = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
+    return sum(t.numel() * t.element_size() for t in held)
 
 
 def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, dtype: str | None = None) -> ModelCost:
@@ -95,4 +109,6 @@ def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, d
     if not named:
         raise CostError(f"{name} has no parameters to train")
     shapes: Mapping[str, Any] = {n: tuple(p.shape) for n, p in named.items()}
-    return from_shapes(shapes, step, name=name, memory_rate=memory_rate, dtype=dtype or dtype_of(named.values()))
+    own = dtype_of(named.values())
+    found = from_shapes(shapes, step, name=name, memory_rate=memory_rate, dtype=dtype or own)
+    return replace(found, frozen=frozen_bytes(model) * found.width // WIDTHS[own])

@@ -29,6 +29,7 @@ class ModelCost:
     gathering: tuple[float, float] = (0.0, 0.0)  # seconds of forward and of backward that wait for shards
     dtype: str = "fp32"  # of parameters, gradients and momenta
     wide: int = 4  # bytes of a number in a bucket: recipes average in fp32, whatever the dtype
+    frozen: int = 0  # bytes of parameters that are not trained, such as the base under a LoRA, and of buffers
     name: str = ""
     source: str = "default"  # of the seconds
     waits: int = 1  # steps from one moment at which all ranks wait for the slowest to the next; 0 if they never do
@@ -64,8 +65,8 @@ class ModelCost:
 
     @property
     def training_bytes(self) -> int:
-        """Bytes of parameters, gradients and momenta; activations are not known."""
-        return (2 + self.momenta) * self.bytes
+        """Bytes of the model, gradients and momenta; activations are not known."""
+        return (2 + self.momenta) * self.bytes + self.frozen
 
     def at_speed(self, speed: float) -> "ModelCost":
         """The same model on a machine that computes so many times as fast."""

@@ -67,6 +67,7 @@ class PeakMemory:
 def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     """What a rank holds at its peak if it runs these programs, and keeps so many bytes between steps."""
     cluster, recipe, unit = programs.cluster, programs.recipe, float(model.bytes)
+    training = unit + model.frozen, unit, model.momenta * unit
     shapes = tuple(model.shapes.items())
     rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, recipe, programs.buckets)
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
@@ -74,8 +75,8 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
         held = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), programs.size, per_node)
     except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
         buckets = float(model.wide * model.numel)
-        return PeakMemory(unit, unit, model.momenta * unit, keeps, buckets, is_least=True)
-    return PeakMemory(unit, unit, model.momenta * unit, keeps, max(held - 2 * unit - keeps, 0.0))
+        return PeakMemory(*training, keeps, buckets, is_least=True)
+    return PeakMemory(*training, keeps, max(held - 2 * unit - keeps, 0.0))
 
 
 def _at_size(multiple: Callable[[int], float], size: int, per_node: int) -> float:

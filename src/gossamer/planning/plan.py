@@ -8,7 +8,7 @@ from math import ceil, inf, lcm
 
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Layout
-from gossamer.core.errors import CostError, GossamerError
+from gossamer.core.errors import AttachError, CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
@@ -25,6 +25,7 @@ from gossamer.planning.timed_steps import TimedSteps
 from gossamer.planning.work import MeasuredWork, WorkSource
 from gossamer.planning.work_tables import WorkInFile, work_of
 from gossamer.recipe import Recipe
+from gossamer.runtime.outlasting import cannot_shard
 
 LIKE = 960  # ranks: worlds that differ by a multiple of it are divided alike by most numbers of ranks in a group
 NULL_REACHES = {"ring": 0.98, "pairs": 0.91, "one": 0.96}  # of a link, in the null model
@@ -226,8 +227,8 @@ def plan(
     mine = sharded(model, cluster, shards) if shards > 1 else model
     others = _Baselines(baselines(model, cluster, accumulate, shards), model, cluster)
     planner = _Planner(mine, cluster, work, shards, others, curves)
-    rows = list[Row]()
-    for recipe in recipes or line_up(1 if shards > 1 else cluster.ranks_per_node):
+    rows, alone = list[Row](), shards > 1 or cluster.nodes == 1  # in two levels nothing is compressed inside a host
+    for recipe in recipes or line_up(1 if alone else cluster.ranks_per_node):
         tell(str(recipe))
         rows.append(planner.row(recipe))
     rows.sort(key=lambda row: inf if row.seconds is None else row.seconds.step)
@@ -242,6 +243,12 @@ def plan(
         changes=_changes(rows, others, cluster),
         measuring=spent,
     )
+
+
+def refuse_to_shard(recipe: "str | Recipe", shards: int) -> None:
+    """Raise AttachError for a recipe that `attach` refuses on a model that is cut into so many shards."""
+    if shards > 1 and (why := cannot_shard(Recipe.of(recipe))):
+        raise AttachError(why)
 
 
 def refuse_odd_ranks(cluster: Cluster, shards: int) -> None:
@@ -344,6 +351,7 @@ class _Planner:
         name, cluster, others = str(recipe), self.cluster, self.others
         work = self.work.for_another() if isinstance(self.work, WorkInFile) else self.work
         try:
+            refuse_to_shard(recipe, self.shards)
             prepared = prepare(recipe, self.model, cluster, work, self.shards)
             if prepared.memory.peak > cluster.memory:
                 return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))

@@ -17,7 +17,7 @@ SEEN = 0.10  # gains below it are smaller than the model's own error
 
 def sentences(plan: TrainingPlan) -> list[str]:
     """The verdict, then what goes with it."""
-    more = (_ties, _first, _latency, _two_levels, _slow_hosts, _memory)
+    more = (_ties, _first, _latency, _two_levels, _between_shards, _slow_hosts, _memory)
     return [_verdict(plan), *(line for say in more for line in say(plan))]
 
 
@@ -194,6 +194,16 @@ def _two_levels(plan: TrainingPlan) -> list[str]:
     return [
         f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {_listed(worse)} "
         f"put more through it than DDP; add '+ per_node({per_node})'."
+    ]
+
+
+def _between_shards(plan: TrainingPlan) -> list[str]:
+    """Say that recipes are planned over NCCL where `attach` takes another way."""
+    if plan.shards == 1 or plan.cluster.backend != "nccl":
+        return []
+    return [
+        "Recipes are planned over NCCL. On GPUs 'attach' averages between replicas of a sharded model through the host and gloo, which "
+        "takes longer, unless it is given a process group."
     ]
 
 

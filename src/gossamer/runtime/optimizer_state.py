@@ -139,6 +139,14 @@ def kept_by(optimizer: Optimizer) -> int:
     return max((len(buffers_after_a_step(optimizer, group)) for group in optimizer.param_groups), default=0)
 
 
+def kept_so_far(optimizer: Optimizer) -> int:
+    """The number of buffers that an optimizer which has stepped keeps per parameter; the maximum over parameters."""
+    stepped = ((p, state) for p, state in optimizer.state.items() if isinstance(p, Tensor))
+    return max(
+        (sum(is_buffer(k, t) and t.shape == p.shape for k, t in state.items()) for p, state in stepped), default=0
+    )
+
+
 def gain(group: Mapping[str, Any]) -> float:
     """The factor by which momentum lengthens a step of torch's SGD under a constant gradient."""
     momentum = float(group.get("momentum", 0.0))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.bench import utility
+from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import grid
 from gossamer.costs.quantities import say_seconds
 
@@ -158,6 +159,18 @@ def test_shapes_may_come_from_a_file_or_a_function(say: Say, tmp_path: Path, mon
         assert says in err
 
 
+def test_a_function_may_lie_in_the_folder_where_plan_is_started(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An installed command looks in its own folder for modules, and not in this one."""
+    (tmp_path / "here_to_plan.py").write_text("import torch\ndef make(): return torch.nn.Linear(10, 10)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    code, out, err = say("plan", "here_to_plan:make", "qsgd", "--rate", "1mbit", "--step", "10ms", "--json")
+    assert code == 0, err
+    assert json.loads(out)["model"]["parameters"] == 110
+
+
 def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('format = 1\n[[hosts]]\ncount = 3\nup = "100 Mbit/s"\nlatency = "1 ms"\n')
@@ -188,6 +201,10 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("gpt2", "--rate", "1gbit", "--step", "soon"), "is not a time"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cores", "0"), "--cores must be more than 0"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--ranks", "2"), "both count the ranks"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "2", "--cores", "2"),
+            "--cores are for ranks on processors",
+        ),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--cluster", "c.toml"), "give one of them"),
         *(
             (("gpt2", "--step", "1s", "--cluster", "c.toml", flag, "1"), f"{flag} and --cluster both describe")
@@ -200,6 +217,10 @@ def test_a_cluster_may_come_from_a_file(say: Say, tmp_path: Path) -> None:
         (("digits", "--rate", "1gbit", "--gpus", "1"), "--work-of-this-machine"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1"), "one rank alone"),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3"), "--shard 3"),
+        (
+            ("gpt2", "--rate", "1gbit", "--step", "1s", "--shard", "8", "--accumulate", "8"),
+            "--accumulate is of DDP, and --shard compares with HSDP and FSDP",
+        ),
         (("gpt2", "--rate", "1gbit", "--step", "1s", "--nodes", "1", "--explain", "qsgd"), "one rank alone"),
         (
             ("gpt2", "--rate", "1gbit", "--step", "1s", "--gpus", "8", "--shard", "3", "--explain", "qsgd"),
@@ -354,6 +375,41 @@ def test_a_script_that_cannot_be_planned_is_refused(text: str, says: str, say: S
     code, out, err = say("plan", "qsgd", "--script", str(script), "--nodes", "4", "--rate", "200mbit")
     assert (code, out) == (2, "")
     assert says in err
+
+
+RECOMPUTED = """
+import torch, gossamer
+from torch.utils.checkpoint import checkpoint
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(200, 200) for _ in range(3))
+        self.base = torch.nn.Linear(200, 200).requires_grad_(False)
+        self.head = torch.nn.Linear(200, 10)
+    def forward(self, x):
+        x = self.base(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.head(x)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+comm = gossamer.attach(model, optimizer)
+for step in range(12):
+    optimizer.zero_grad()
+    model(torch.ones(64, 200, requires_grad=True)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_passes_of_reentrant_checkpointing_are_parts_of_one_backward_pass(tmp_path: Path) -> None:
+    """The last of them alone was taken for it, and the gradients before for late ones: nothing was left that hides a network."""
+    script = tmp_path / "train.py"
+    script.write_text(RECOMPUTED)
+    cost = measure_script(script, [])
+    weights = [cost.shares[f"{name}.weight"] for name in ("head", "blocks.2", "blocks.1", "blocks.0")]
+    assert weights == sorted(weights)
+    assert weights[0] < weights[1] < weights[2] < 1
+    assert (cost.numel, cost.frozen) == (3 * 40_200 + 2010, 4 * 40_200)
 
 
 # -- work that the cluster's file has ------------------------------------------------------------------------------------------

@@ -81,6 +81,26 @@ def test_a_step_is_measured_with_the_batches_that_are_trained(say: Say, monkeypa
     assert seen == [7]
 
 
+def drawn_by(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The batches that ranks draw from now on, by number and rank."""
+    drawn, batch = list[tuple[int, int]](), Workload.batch
+
+    def noted(task: Workload, step: int, rank: int, size: int) -> Any:
+        drawn.append((step, rank))
+        return batch(task, step, rank, size)
+
+    monkeypatch.setattr(Workload, "batch", noted)
+    return drawn
+
+
+def test_micro_batches_of_a_step_are_different_batches(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were the same one over and over, so that more of them changed nothing."""
+    drawn = drawn_by(monkeypatch)
+    assert say(*DIGITS, "--free-work", "--recipe", "minibatch(2)")[0] == 0
+    for rank in range(4):
+        assert [number for number, place in drawn if place == rank] == [0, 1, 2, 3, 4, 5]
+
+
 LOST = '[[event]]\nkind = "die"\nat = 6\nrank = 1\nback = "2 s"\n'
 
 
@@ -99,6 +119,17 @@ def test_a_rank_that_is_lost_makes_all_start_again_from_a_checkpoint(say: Say, t
     assert code == 0
     assert "event: rank 1 is lost, for 2 s, at step 6" in out
     assert "after 3 s 4 ranks went on from step 5, and 1 steps were made again" in " ".join(out.split())
+
+
+def test_a_restart_goes_on_with_the_micro_batches_of_its_step(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, drawn = tmp_path / "events.toml", drawn_by(monkeypatch)
+    path.write_text(LOST)
+    few = (*DIGITS[:-1], "8", "--free-work", "--save-every", "4", "--recipe", "minibatch(2)", "--events", str(path))
+    assert say(*few)[0] == 0
+    assert sorted({number for number, _ in drawn}) == [*range(16)]
+    assert [number for number, place in drawn if place == 0][-8:] == [*range(8, 16)]
 
 
 def test_members_go_on_beside_restarts(say: Say, tmp_path: Path) -> None:
@@ -216,6 +247,16 @@ def test_a_cluster_of_another_size_is_refused(say: Say, tmp_path: Path) -> None:
     code, _, err = say("simulate", "digits", "--cluster", str(path), "--workers", "4")
     assert code == 2
     assert "c.toml describes 3 ranks, and --workers asks for 4; make them equal" in " ".join(err.split())
+
+
+def test_a_step_on_gpus_is_not_measured_on_this_processor(say: Say, tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('format = 1\nbackend = "nccl"\n[[hosts]]\ncount = 2\nup = "1 Gbit/s"\n')
+    asked = ("simulate", "digits", "--cluster", str(path), "--workers", "2", "--rounds", "1", "--free-work")
+    code, out, err = say(*asked)
+    assert (code, out) == (2, "")
+    assert "the cluster has GPUs: say how long it takes there, with --step" in " ".join(err.split())
+    assert say(*asked, "--step", "1ms")[0] == 0
 
 
 def test_what_was_trained_before_a_recipe_fails_is_told(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:

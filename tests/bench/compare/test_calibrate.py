@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.bench.compare import calibrate, link
 from gossamer.bench.compare.calibrate import Calibration, Figure
 from gossamer.bench.lab import available, run_lab
 from gossamer.costs.cluster_file import read_cluster, write_cluster
@@ -52,6 +53,7 @@ def test_what_is_written_is_read_with_its_sources(tmp_path: Path) -> None:
     read = read_cluster(path)
     assert read.size == 4
     assert read.source("efficiency") == "measured"
+    assert (read.inside, read.source("inside")) == (5e9, "default")
 
 
 @pytest.mark.lab
@@ -65,3 +67,29 @@ def test_the_ranks_of_a_lab_are_measured(tmp_path: Path) -> None:
     assert cluster.size == 2
     assert 0.6 * 12.5e6 < cluster.rate < 1.5 * 12.5e6
     assert all(0 < share <= 1 for share in cluster.efficiency.values())
+
+
+RATE = 12.5e6  # bytes a second of a link in the tests below
+
+
+@pytest.mark.parametrize(("waits", "length"), [(0.0, 4 * 2**20), (0.2, 4 * 2**20)])
+def test_a_message_is_long_enough_for_its_bytes_to_be_seen_also_between_far_hosts(
+    waits: float, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a link of 100 ms the shortest message took longer than all of a measurement, and the rate was what was left of noise."""
+    sent = list[int]()
+    monkeypatch.setattr(calibrate.dist, "barrier", lambda: None)
+    monkeypatch.setattr(calibrate, "_agreed", lambda seconds: waits + sent[-1] / RATE)
+    monkeypatch.setattr(calibrate, "_times", lambda act: [waits + sent[-1] / RATE])
+    assert calibrate._long_enough(lambda wire: sent.append(wire.numel()), waits)[0] == length
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 0.3])
+def test_the_rate_between_two_ranks_is_seen_also_from_afar(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link.dist, "get_world_size", lambda: 2)
+    for name in ("barrier", "destroy_process_group"):
+        monkeypatch.setattr(link.dist, name, lambda: None)
+    monkeypatch.setattr(link, "all_reduce_seconds", lambda n: Figure(2 * alpha + 4 * n / RATE + (n > 1) * 1e-3, 0.0))
+    found = link._measured()
+    assert found.alpha == pytest.approx(alpha, rel=1)
+    assert found.rate == pytest.approx(RATE, rel=0.01)

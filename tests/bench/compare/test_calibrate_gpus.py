@@ -64,6 +64,14 @@ def test_a_ring_gives_the_rate(tmp_path: Path) -> None:
     assert ("ranks", "8, 4 on a host", 0.0) in FOUND.rows()
 
 
+def test_an_all_reduce_between_far_hosts_takes_in_a_plan_what_it_took() -> None:
+    far = replace(FOUND, all_reduces={4: Figure(0.1, 0.1), 2**24: Figure(0.2, 0.02)})
+    wire = torch.empty(1, dtype=torch.float32, device="meta")
+    planned = crossing_of(AllReduce(wire), 0, far.cluster(), 8).seconds(far.cluster())
+    assert planned == pytest.approx(0.1, rel=1e-3)
+    assert far.latency == pytest.approx((0.1 - 12 * 20e-6) / 2)
+
+
 def on_processors(rank: int, size: int) -> Any:
     found = measured_on("cpu", recipes=["bf16"])
     return found.size, sorted(found.work), min(f.value for f in found.all_reduces.values()), found.rate

@@ -106,6 +106,21 @@ def test_a_page_begins_where_its_plan_is_also_beyond_the_usual_latencies() -> No
     assert cell.step == pytest.approx(row.step)
 
 
+def test_a_page_begins_where_its_plan_is_also_on_the_slowest_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began at 1 Mbit/s, and said another sentence."""
+    monkeypatch.setattr("gossamer.bench.report.grid.HOSTS", ())
+    monkeypatch.setattr("gossamer.bench.report.grid.FACTORS", (1.0,))
+    radio = from_flags(nodes=2, rate=64e3 / 8, latency=1e-3)
+    found = plan(SMALL, radio, ["topk"], work=WORK, curves=False)
+    grid = grid_of(found, WORK)
+    assert planned.data(found, grid)["at"]["rate"] == 64e3
+    cell, row = grid.seconds["topk"][2 * len(grid.rates) + grid.rates.index(8e3)], found.recipes[0].seconds
+    assert cell is not None
+    assert row is not None
+    assert cell.step == pytest.approx(row.step)
+    assert len(grid_of(found, WORK, rates=[1e6]).seconds["topk"]) == len(grid.latencies)
+
+
 def test_verdicts_of_the_grid_are_those_of_plans(small: tuple[TrainingPlan, Grid]) -> None:
     """At ten points: hidden, too small to be seen, and worth it."""
     _, grid = small

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,6 +37,7 @@ from gossamer.bench.report.pages import PAGE
 from gossamer.core import files
 from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
+from gossamer.core.plugins import see_this_folder
 from gossamer.costs import Cluster, from_flags, quantities
 from gossamer.costs.cluster_file import read_cluster
 from gossamer.costs.laws import law_of
@@ -129,6 +128,8 @@ def plan_command(
     asked = {"--rate": rate, "--latency": latency, "--inside": inside, "--cores": cores, "--law": law}
     counts = {"nodes": nodes, "gpus": gpus, "ranks": ranks}
     asked |= {f"--{name}": count for name, count in counts.items() if is_said(context, name)}
+    if shard > 1 and is_said(context, "accumulate"):
+        raise InputError("--accumulate is of DDP, and --shard compares with HSDP and FSDP: leave one of them out")
     if script is None:
         refuse_arguments(context, None)
     if shard > 1 and gpus == 0 and ranks == 1:  # a model is cut within a host, so a host has that many ranks
@@ -223,6 +224,8 @@ def cluster_of(path: Path | None, nodes: int, gpus: int, ranks: int, asked: dict
         raise InputError("the cluster's links are missing: give --rate, such as --rate 25gbit, or --cluster FILE")
     if gpus and ranks > 1:
         raise InputError("--gpus and --ranks both count the ranks of a host; give one of them")
+    if gpus and asked["--cores"] is not None:
+        raise InputError("--cores are for ranks on processors, and these are on GPUs: leave --cores out")
     if asked["--cores"] is not None and asked["--cores"] <= 0:
         raise InputError(f"--cores must be more than 0, not {asked['--cores']:g}")
     found = from_flags(
@@ -306,7 +309,7 @@ def measured(workload: workloads.Workload) -> ModelCost:
 def _built(text: str) -> nn.Module:
     """Build the model of module:callable on the meta device."""
     module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, and --import
+    see_this_folder()
     try:
         make = getattr(importlib.import_module(module), name)
         with torch.device("meta"):

@@ -18,7 +18,7 @@ from gossamer.costs.severity import severity
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.peak import PeakMemory
-from gossamer.planning.plan import Row, TrainingPlan, prepare, refuse_odd_ranks
+from gossamer.planning.plan import Row, TrainingPlan, prepare, refuse_odd_ranks, refuse_to_shard
 from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.scaling import Scaling
@@ -209,6 +209,7 @@ def _split(s: StepSeconds) -> dict[str, float]:
 def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, shards: int) -> None:
     """Print the pieces of a step, and the null model beside the prediction."""
     refuse_odd_ranks(cluster, shards)
+    refuse_to_shard(recipe, shards)
     model = model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
     prepared = prepare(recipe, mine, cluster, work, shards)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
@@ -167,6 +167,11 @@ def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float
 def _cost(task: workloads.Workload, step: str | None, cluster: Cluster) -> ModelCost:
     """What a step costs: measured here, or with its seconds as given, when each gradient comes is guessed from the shapes."""
     taken = step_of(step)
+    if taken is None and cluster.has_gpus:
+        raise InputError(
+            f"a step of {task.name} would be measured on this processor, and the cluster has GPUs: say how long it takes there, with "
+            "--step"
+        )
     if taken is None:
         return measured(task)
     return untrained(task.model(), taken, name=task.name, memory_rate=cluster.memory_rate)
@@ -195,17 +200,19 @@ def simulated(
     restarts: simulated_restarts.Restarts,
 ) -> Simulated:
     """Train one recipe for so many rounds; where ranks go or come, all start again from a checkpoint."""
-    steps, size = rounds * Recipe.of(recipe).schedule.shape.period, costs.cluster.size
+    shape, size = Recipe.of(recipe).schedule.shape, costs.cluster.size
+    steps, parts = rounds * shape.period, shape.micro_batches
     if not events.changes_ranks:
         fleet = replicas_of_one_body(recipe, task.model, task.optimizer, size, task.seed)
-        run = train(fleet, _backward(task, size), steps, costs.of(recipe, events))
+        run = train(fleet, _backward(task, size, parts), steps, costs.of(recipe, events))
         losses, gradients = mean_losses(fleet), sum(len(replica.losses) for replica in fleet)
         sent, quality, lines = run.ledger.sent / size, task.evaluate(fleet[0].model), _lines(run.spans)
         return Simulated(recipe, steps, run.seconds, sent, losses, run.moments(steps), quality, lines, gradients)
 
     def crew(present: Sequence[int]) -> simulated_restarts.Crew:
         fleet = replicas(recipe, task.model, task.optimizer, len(present), task.seed)
-        return simulated_restarts.Crew(fleet, _backward(task, len(present)), costs.of_nodes(present).of(recipe, events))
+        backward = _backward(task, len(present), parts)
+        return simulated_restarts.Crew(fleet, backward, costs.of_nodes(present).of(recipe, events))
 
     run = simulated_restarts.train(crew, size, steps, events, restarts)
     quality, lines, sent = task.evaluate(run.replicas[0].model), _lines(run.spans), run.ledger.sent / size
@@ -223,10 +230,14 @@ def with_members(
     times: simulated_members.MemberTimes,
 ) -> Simulated:
     """Train one recipe for so many rounds; where ranks go or come, the others go on. A step's samples are cut among those there."""
-    steps, size = rounds * Recipe.of(recipe).schedule.shape.period, costs.cluster.size
+    shape, size = Recipe.of(recipe).schedule.shape, costs.cluster.size
+    steps, parts, made = rounds * shape.period, shape.micro_batches, Counter[tuple[int, int]]()
 
     def backward(net: nn.Module, present: Present, step: int) -> float:
-        return _backward(task, len(present.ranks))(net, present.place, step)
+        mine = present.ranks[present.place], step
+        made[mine] += 1
+        batch = parts * (step - 1) + (made[mine] - 1) % parts  # a dropped step draws its own again
+        return _pass(task, net, batch, present.place, len(present.ranks))
 
     start = simulated_members.starting(recipe, task.model, task.optimizer, size, task.seed)
     crew = simulated_members.MemberCrew(start, backward, costs.of(recipe, events))
@@ -246,13 +257,22 @@ def _lines(spans: Sequence[TimeSpan]) -> dict[int, list[tuple[str, float, float]
     return dict(lines)
 
 
-def _backward(task: workloads.Workload, size: int) -> Backward:
+def _backward(task: workloads.Workload, size: int, parts: int) -> Backward:
+    """A backward pass on the next batch of a rank. A step has so many micro-batches, or more where a controller says so."""
+    drawn = [0] * size
+
     def backward(net: nn.Module, rank: int, step: int) -> float:
-        loss = task.loss(net, task.batch(step - 1, rank, size))
-        loss.backward()
-        return loss.item()
+        batch = max(drawn[rank], parts * (step - 1))
+        drawn[rank] = batch + 1
+        return _pass(task, net, batch, rank, size)
 
     return backward
+
+
+def _pass(task: workloads.Workload, net: nn.Module, batch: int, rank: int, size: int) -> float:
+    loss = task.loss(net, task.batch(batch, rank, size))
+    loss.backward()
+    return loss.item()
 
 
 def _allowed(memory: str | None) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 from gossamer.bench.compare.load import busy_seconds, cores
 from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts, severity
-from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster import INSIDE, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
@@ -67,7 +67,14 @@ class Calibration:
         alike = max(self.links) <= ALIKE * min(self.links)
         links = [(self.size, min(self.links))] if alike else [(1, link) for link in self.links]
         hosts = [
-            Hosts(count=count, up=link / PAYLOAD, latency=self.latency.value, cores=share, memory_rate=copy_rate())
+            Hosts(
+                count=count,
+                up=link / PAYLOAD,
+                latency=self.latency.value,
+                inside=INSIDE["cpu"],  # not measured: one rank a host was there
+                cores=share,
+                memory_rate=copy_rate(),
+            )
             for count, link in links
         ]
         measured = ("rate", "latency", "cores", "efficiency", "byte_seconds", "memory_rate")
@@ -82,7 +89,7 @@ class Calibration:
                 "shared": _share(self.shared.value),
             },
             byte_seconds=self.byte_seconds,
-            sources=dict.fromkeys(measured, "measured"),
+            sources={"inside": "default"} | dict.fromkeys(measured, "measured"),
             work=self.work,
         )
 
@@ -229,14 +236,14 @@ def _links(rank: int, size: int, latency: float) -> tuple[list[float], float]:
                 dist.recv(torch.empty_like(wire), sender)
                 dist.send(torch.zeros(1, dtype=torch.uint8), sender)
 
-        length, found = _long_enough(one_way)
+        length, found = _long_enough(one_way, 2 * latency)
         rates.append(length / max(found.value - 2 * latency, 1e-9))
         spread = max(spread, found.spread)
     return rates, spread
 
 
-def _long_enough(act: Callable[[Tensor], None]) -> tuple[int, Figure]:
-    """The longest message that takes no longer than `LONGEST`, and its seconds."""
+def _long_enough(act: Callable[[Tensor], None], waits: float) -> tuple[int, Figure]:
+    """The longest message whose bytes take no longer than `LONGEST`, beside the seconds of messages in a row, and its seconds."""
     length, found = SIZES[0], Figure(0.0, 0.0)
     for length in SIZES:
         wire = torch.zeros(length, dtype=torch.uint8)
@@ -244,7 +251,7 @@ def _long_enough(act: Callable[[Tensor], None]) -> tuple[int, Figure]:
         dist.barrier()
         start = perf_counter()
         act(wire)
-        if _agreed(perf_counter() - start) > LONGEST / 4:
+        if _agreed(perf_counter() - start) - waits > LONGEST / 4:
             break
     wire = torch.zeros(length, dtype=torch.uint8)
     found = Figure.of(_times(lambda: act(wire)))
@@ -260,7 +267,7 @@ def _ring(size: int, slowest: float, waits: float) -> tuple[Figure, float]:
         dist.all_reduce(wire)
         used.append(process_time() - began)
 
-    length, found = _long_enough(reduce)
+    length, found = _long_enough(reduce, waits)
     crossed = 2 * (size - 1) / size * length
     per_byte = _agreed(statistics.median(used[-LEAST:])) / (2 * crossed)
     return Figure(min(crossed / _without(found.value, waits) / slowest, 1.0), found.spread), per_byte
@@ -284,7 +291,7 @@ def waits_for(device: str) -> Callable[[], None]:
 
 def _relative(act: Callable[[Tensor], None], full: float, waits: float) -> Figure:
     """The share of the slowest link's rate that a pattern reaches; `full` is the rate of a wire if it reached all of it."""
-    length, found = _long_enough(act)
+    length, found = _long_enough(act, waits)
     return Figure(min(length / _without(found.value, waits) / full, 1.0), found.spread)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gossamer.bench.compare.parent_death import program
@@ -26,11 +27,11 @@ from gossamer.bench.compare.script_rank import run_as_main
 from gossamer.core.process_exit import exit_in_order
 from gossamer.integrations.metrics import Meter
 from gossamer.integrations.run_observer import VARIABLE, ObserverSlot, RunObserver
-from gossamer.planning.measured_model import dtype_of
+from gossamer.planning.measured_model import dtype_of, frozen_bytes
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.step_moments import StepMoments, measured_on, medians, now
 from gossamer.recipe import Recipe
-from gossamer.runtime.optimizer_state import kept_by
+from gossamer.runtime.optimizer_state import kept_so_far
 
 WARM, STEPS = 3, 8
 PATIENCE = 600.0  # seconds that the script has for all of it
@@ -44,6 +45,7 @@ class CostObserver(RunObserver):
     def __init__(self) -> None:
         self.attached = 0
         self.params = dict[str, Tensor]()
+        self.frozen = 0
         self.optimizer: Any = None
         self.device = torch.device("cpu")
         self.steps = list[StepMoments]()
@@ -53,12 +55,17 @@ class CostObserver(RunObserver):
         self.attached += 1
 
     def begin(self, meter: Meter, kind: str) -> None:
+        self._seen = register_module_forward_pre_hook(self._runs)
         self.params = {name: param.parameter for name, param in meter.worker.params.items()}
         for name, parameter in self.params.items():
             parameter.register_post_accumulate_grad_hook(self._arrived(name))
         if self.params:
             self.device = next(iter(self.params.values())).device
             self._now = StepMoments(self.device, now(self.device))
+
+    def _runs(self, module: nn.Module, inputs: Any) -> None:
+        """In the first step, note what the model holds frozen: it is the module that has all others."""
+        self.frozen = max(self.frozen, frozen_bytes(module))
 
     def stepped(self) -> None:
         pass
@@ -81,20 +88,29 @@ class CostObserver(RunObserver):
             return
         self._now.finish()
         self.steps.append(self._now)
+        self._seen.remove()
         self._now = StepMoments(self.device, self._now.end)
         if len(self.steps) == WARM + STEPS:
             raise Enough
 
     @contextmanager
     def watching_backward(self) -> Generator[None]:
-        """The last backward pass of a step is the one whose gradients are averaged; those before it count as forward."""
-        backward = torch.autograd.backward
+        """The last backward pass of a step is the one whose gradients are averaged; those before it count as forward.
+
+        Reentrant activation checkpointing runs a pass within a pass for each of its segments: they are parts of the outer one.
+        """
+        backward, is_within = torch.autograd.backward, False
 
         def timed(*of: Any, **more: Any) -> Any:
-            if self._now is None:
+            nonlocal is_within
+            if self._now is None or is_within:
                 return backward(*of, **more)
             self._now.begin_backward()
-            out = backward(*of, **more)
+            is_within = True
+            try:
+                out = backward(*of, **more)
+            finally:
+                is_within = False
             self._now.end_backward()
             return out
 
@@ -111,7 +127,8 @@ class CostObserver(RunObserver):
             "steps": len(self.steps),
             "shapes": {n: list(p.shape) for n, p in self.params.items()},
             "dtype": dtype_of(self.params.values()),
-            "momenta": 0 if self.optimizer is None else kept_by(self.optimizer),
+            "momenta": 0 if self.optimizer is None else kept_so_far(self.optimizer),
+            "frozen": self.frozen,
             **(medians(self.steps[WARM:], self.params) if len(self.steps) > WARM else {}),
             "device": self.device.type,
         }
@@ -141,6 +158,7 @@ def measure_script(script: Path, arguments: list[str]) -> ModelCost:
         optimizer=found["optimizer"],
         momenta=found["momenta"],
         dtype=found["dtype"],
+        frozen=found["frozen"],
         name=script.name,
         source=f"measured in {script.name}, one rank alone {measured_on(torch.device(found['device']))}",
     )

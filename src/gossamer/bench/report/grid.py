@@ -40,7 +40,7 @@ def grid_of(
     plan: TrainingPlan,
     work: WorkSource,
     tell: Callable[[str], None] = lambda name: None,
-    rates: Sequence[float] = RATES,
+    rates: Sequence[float] = (),
 ) -> Grid:
     """Replay what a plan has rows for and does not simulate. Recipes are cut into pieces once for each number of hosts.
 
@@ -57,6 +57,7 @@ def grid_of(
     cluster, model = plan.cluster, plan.model
     hosts = sorted({*HOSTS, cluster.nodes}) if len(cluster.hosts) == 1 else [cluster.nodes]
     computing, latencies = [factor * model.computing for factor in FACTORS], _latencies(cluster.latency)
+    rates = rates or _rates(cluster.rate)
     based = [row.name for row in plan.baselines if row.name != "compute"]
     names = [*based, *_replayed(plan)]
     found: dict[str, list[StepSeconds | None]] = {name: [] for name in names}
@@ -74,6 +75,11 @@ def grid_of(
 def _latencies(own: float) -> Sequence[float]:
     """Those of the grid, and up to that of the plan, at which the page begins."""
     return LATENCIES if own <= LATENCIES[-2] else (*LATENCIES[:-1], own, 5 * own)
+
+
+def _rates(own: float) -> Sequence[float]:
+    """Those of the grid, and from a quarter of that of the plan, at which the page begins."""
+    return RATES if own >= RATES[0] else [own / 4, own, *RATES]
 
 
 def _replayed(plan: TrainingPlan) -> list[str]:

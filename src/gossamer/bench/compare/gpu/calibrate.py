@@ -14,7 +14,7 @@ from gossamer.bench.compare.control_group import ControlGroup
 from gossamer.core.errors import PeerError
 from gossamer.core.verbs import AllReduce
 from gossamer.costs import Cluster, Hosts, crossing_of
-from gossamer.costs.cluster import WorkTable
+from gossamer.costs.cluster import FARTHEST, INSIDE, NEAR, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.fabrics.torch.nccl import card_of, shared_card
 from gossamer.planning.plan import LINE_UP
@@ -23,7 +23,6 @@ from gossamer.planning.work_tables import measure_tables
 
 COPIED = 256 * 2**20  # bytes: of 64 MiB, a launch is a quarter of the time
 REPEATS = 7
-INSIDE = 20e9  # bytes per second between two ranks of a host, where only links between hosts were measured
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,12 @@ class GpuCalibration:
     @property
     def latency(self) -> float:
         """Seconds of a message between hosts: so long that the shortest all-reduce takes in a plan what it took here."""
-        shortest, host = min(self.all_reduces), Hosts(count=self.nodes, ranks=self.ranks_per_node, latency=1.0)
-        unit = Cluster(hosts=(host,), backend="nccl")
+        shortest, host = min(self.all_reduces), Hosts(count=self.nodes, ranks=self.ranks_per_node)
         wire = torch.empty(shortest // 4, dtype=torch.float32, device="meta")
-        messages = crossing_of(AllReduce(wire), 0, unit, self.size).latency_seconds(unit)
-        return self.all_reduces[shortest].value / messages
+        asked = crossing_of(AllReduce(wire), 0, Cluster(hosts=(host,), backend="nccl"), self.size)
+        took, near = self.all_reduces[shortest].value, asked.messages - asked.between
+        found = took / (asked.between + NEAR * near)
+        return max(found, (took - FARTHEST * near) / asked.between) if asked.between else found
 
     @property
     def rate(self) -> float:
@@ -64,7 +64,7 @@ class GpuCalibration:
             ranks=self.ranks_per_node,
             up=self.rate,
             latency=self.latency,
-            inside=self.rate if alone else INSIDE,
+            inside=self.rate if alone else INSIDE["gpu"],
             device="gpu",
             memory_rate=self.memory.value,
         )
@@ -77,7 +77,7 @@ class GpuCalibration:
             efficiency={"ring": 1.0, "pairs": 1.0, "one": 1.0, "shared": 1.0},
             byte_seconds=0.0,
             program_seconds=1e-4,
-            sources=dict.fromkeys(measured, "measured"),
+            sources={"inside": "default"} | dict.fromkeys(measured, "measured"),
             work=self.work,
         )
 
