@@ -1,7 +1,7 @@
 """The optimizer's state for our parameters: averages, resets and counts its momentum buffers."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from zlib import crc32
 
 import torch
@@ -141,7 +141,8 @@ def kept_by(optimizer: Optimizer) -> int:
 
 def kept_so_far(optimizer: Optimizer) -> int:
     """The number of buffers that an optimizer which has stepped keeps per parameter; the maximum over parameters."""
-    stepped = ((p, state) for p, state in optimizer.state.items() if isinstance(p, Tensor))
+    states = cast("Mapping[Any, dict[str, Any]]", optimizer.state)  # some keep what is of no parameter
+    stepped = ((p, state) for p, state in states.items() if isinstance(p, Tensor))
     return max(
         (sum(is_buffer(k, t) and t.shape == p.shape for k, t in state.items()) for p, state in stepped), default=0
     )
