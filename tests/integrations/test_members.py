@@ -305,6 +305,17 @@ def test_who_trains_alone_is_told_that_the_store_is_gone(learners: Callable[...,
     assert "the store that holds the list of members does not answer" in str(error)
 
 
+def test_what_a_lost_rank_owed_is_not_asked_of_a_store_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Members(HashStore(), 0, 2)
+
+    def gone() -> None:
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(group.seats, "beats", gone)
+    with pytest.raises(PeerError, match="the store that holds the list of members does not answer"):
+        group.owed([1])
+
+
 def test_a_recipe_that_cannot_go_on_is_refused() -> None:
     group = Members(HashStore(), 0, 2)
     model = nn.Linear(2, 1)

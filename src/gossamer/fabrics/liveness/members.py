@@ -144,7 +144,10 @@ class Members:
 
     def owed(self, ranks: list[int]) -> float:
         """The norms that these ranks' last heartbeats told as not sent yet, summed."""
-        beats = self.seats.beats()
+        try:
+            beats = self.seats.beats()
+        except RuntimeError as error:
+            raise self._gone(error) from None
         return sum(beats[r].owes for r in ranks if r in beats)
 
     # -- join and leave ------------------------------------------------------------------------------------------------
