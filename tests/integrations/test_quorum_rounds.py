@@ -83,9 +83,9 @@ def one_is_done_early(rank: int, size: int) -> tuple[float, float]:
             model(torch.ones(1, 1)).sum().backward()
             optimizer.step()
             time.sleep(0.005)
-        own = float(model.weight)
+        own = float(model.weight.detach())
         comm.finish()
-        return own, float(model.weight)
+        return own, float(model.weight.detach())
 
 
 def test_who_was_done_early_gives_the_consensus_what_all_have_trained_since(gang2: Gang) -> None:

@@ -107,6 +107,8 @@ class AutoSearch:
         schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
+        # A run that was resumed has lost what was measured before.
+        lacks = "again" not in self.kept and not all(isfinite(cost.work) for cost in costs)
         if not is_quick:
             costs = beyond_bytes(costs, seen, self._sizes())
         guesses = predicted(seen, self._sizes(), costs, cuts=self._cuts())
@@ -115,9 +117,7 @@ class AutoSearch:
             self.kept.write("looked", 1)
             self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
             return ON_DENSE
-        found = [*map(isfinite, guesses[1:])]
-        lacks = not all(found) and "again" not in self.kept  # a run that was resumed has lost what was measured before
-        if not seen.steps.known or lacks or not any(found):
+        if not seen.steps.known or lacks or not any(map(isfinite, guesses[1:])):
             return self._again()
         self.kept.write_all("before", mean_losses(times))
         self.kept.write_all("guesses", guesses)
