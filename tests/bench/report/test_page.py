@@ -211,4 +211,4 @@ def test_a_folder_whose_name_is_no_text_does_not_take_the_page_along(tmp_path: P
     again = Record.read(tmp_path / "record.json")
     assert again.command == record.command
     write_html(again, tmp_path / "x.html")
-    assert "--out \\udce9t\\udce9" in (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "<span>\\udce9t\\udce9</span>" in (tmp_path / "x.html").read_text(encoding="utf-8")
