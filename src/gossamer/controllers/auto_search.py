@@ -104,14 +104,14 @@ class AutoSearch:
     def _measured(self) -> int:
         """The first trial, or dense. On a slow network, where a dense step takes long, few of them tell enough for a trial."""
         times, options, is_quick = self.facts.times, self.options, "looked" not in self.kept
-        schedules = [self.recipe_of(number).schedule for number in range(len(options.allow))]
+        sizes, schedules = self._sizes(), [self.recipe_of(number).schedule for number in range(len(options.allow))]
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
         # A run that was resumed has lost what was measured before.
         lacks = "again" not in self.kept and not all(isfinite(cost.work) for cost in costs)
         if not is_quick:
-            costs = beyond_bytes(costs, seen, self._sizes())
-        guesses = predicted(seen, self._sizes(), costs, cuts=self._cuts())
+            costs = beyond_bytes(costs, seen, sizes)
+        guesses = predicted(seen, sizes, costs, cuts=self._cuts(sizes))
         hopes = self._as_seen(guesses)
         if is_quick and not order(hopes, max(FAR, options.gain), self._barred()):
             self.kept.write("looked", 1)
@@ -126,7 +126,7 @@ class AutoSearch:
         self.kept.write("computing", seen.computing)
         self.kept.write("latency", seen.latency)
         self.kept.write_all("ready", seen.ready)
-        self.kept.write_all("sizes", self._sizes())
+        self.kept.write_all("sizes", sizes)
         self.kept.write_all("dense", [*seen.steps, seen.waiting])
         best = order(hopes, options.gain, self._barred())[:2]
         if not best:
@@ -299,7 +299,7 @@ class AutoSearch:
             pace = seen.computing / usual if usual else 1.0
             seen = seen._replace(ready=[moment * pace for moment in ready])
         late = max(seen.computing - usual, 0.0) if seen.slow else 0.0
-        return predicted(seen, sizes, costs, now, late, self._cuts())
+        return predicted(seen, sizes, costs, now, late, self._cuts(sizes))
 
     def _harm(self, times: Sequence[RankTimes]) -> str:
         """Why what is in force should not be, if so."""
@@ -374,11 +374,11 @@ class AutoSearch:
         own, over = [block.layout.numel for block in self.facts.blocks], self.facts.over_shards
         return own if over is None else [int(size) for size in over(own)]
 
-    def _cuts(self) -> list[list[int]]:
-        """The elements of each block under dense, and under each candidate: the more blocks, the sooner the first one leaves."""
+    def _cuts(self, sizes: list[int]) -> list[list[int]]:
+        """The elements of each block, now `sizes`, under dense and each candidate: the more blocks, the sooner the first leaves."""
         count, under, sharded = 1 + len(self.options.allow), self.facts.sizes_under, self.facts.over_shards
         if under is None or sharded is not None:  # shards may be cut at other places
-            return [self._sizes()] * count
+            return [sizes] * count
         return [under(self.recipe_of(number)) for number in range(ON_DENSE, count - 1)]
 
     def _place(self) -> list[float]:
