@@ -1,7 +1,7 @@
 """Does `auto` choose what is best? Twelve settings, each beside dense and each allowed recipe alone in the same lab.
 
     python benchmarks/auto.py                       all settings, three runs each; goes on where it was cut off
-    python benchmarks/auto.py --only 2x100-50mbit --runs 1 --made 100 --alone 24
+    python benchmarks/auto.py --only 2x100-50mbit --seeds 0 --made 100 --alone 24
     python benchmarks/auto.py --virtual --steps 4000
 
 Ranks are an emulated accelerator's: `lm` computes for the given milliseconds without using a processor. Prints a row for each
@@ -113,7 +113,7 @@ def row(setting: str, found: list[dict[str, float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=SETTINGS, nargs="*")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="one run each")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--made", type=int, help="steps that auto makes")
     parser.add_argument("--alone", type=int, help="steps that every other recipe makes")
@@ -127,7 +127,7 @@ def main() -> None:
         if args.virtual:
             print(row(setting, [run_virtual(setting, args.steps)]), flush=True)
             continue
-        print(row(setting, [run(setting, seed, args) for seed in range(args.runs)]), flush=True)
+        print(row(setting, [run(setting, seed, args) for seed in args.seeds]), flush=True)
 
 
 if __name__ == "__main__":

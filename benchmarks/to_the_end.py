@@ -19,9 +19,8 @@ from statistics import median
 from typing import get_args
 
 import torch
-from benchmarks.end import contenders, tables
+from benchmarks.end import contenders, fine_tuning, tables, training
 from benchmarks.end.records import DENSE, ROOT, Job, Plan, Run, Study, read_all
-from benchmarks.end.training import run
 
 from gossamer.bench.workloads import find
 
@@ -32,8 +31,8 @@ def main() -> None:
         print(*tables.write(read_all()), sep="\n")
         return
     torch.set_num_threads(1)
-    study = Study(asked.workload, asked.steps, asked.plan, asked.ranks)
-    known = tables.known_of(read_all(), study, find(study.workload).metric)
+    study = Study(asked.workload, asked.steps, asked.plan, asked.ranks, asked.then)
+    known = tables.known_of(read_all(), study, find(study.then or study.workload).metric)
     wanted = _wanted(asked, study, known)
     if asked.what == "left":
         _tell(wanted, known)
@@ -58,7 +57,7 @@ def _train(study: Study, wanted: Iterable[Job], known: dict[Job, Run], minutes: 
         start = time.monotonic()
         if start + last > began + 60 * minutes:
             break
-        done = known[job] = run(study, job, commit)
+        done = known[job] = (fine_tuning.run if study.then else training.run)(study, job, commit)
         done.write()
         last = time.monotonic() - start
         said = f"{done.metric} {done.quality}, loss {done.loss}" if done.quality is not None else done.error
@@ -90,11 +89,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=tables.MAIN.steps)
     parser.add_argument("--plan", choices=get_args(Plan), default=tables.MAIN.plan, help="of the learning rate")
     parser.add_argument("--ranks", type=int, default=tables.MAIN.ranks)
+    parser.add_argument("--then", choices=("", "lm"), default="", help="train densely on other data afterwards")
     parser.add_argument("--twelve", action="store_true", help="twelve recipes, for workloads whose runs are long")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--rates", type=_numbers(float), help="multiples of the workload's rate: 0.5,1,2")
     parser.add_argument("--seeds", type=_numbers(int), help="0 to 2 to choose by, 40 to 42 to judge by")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if asked.then and asked.workload != "wiki-lm":
+        parser.error(f"--then {asked.then} is written in the tokens of wiki-lm: add --workload wiki-lm")
+    return asked
 
 
 def _numbers(kind: type[float] | type[int]) -> Callable[[str], list[float]]:

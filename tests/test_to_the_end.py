@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.end import contenders, records, tables
+from benchmarks.end import contenders, fine_tuning, records, tables
 from benchmarks.end.contenders import best_rate, jobs, rates_of, text_of
 from benchmarks.end.records import DENSE, JUDGED, TUNING, Job, Run, Study
 from benchmarks.end.training import run
 
+from gossamer.bench.workloads import get
 from gossamer.recipe import Recipe
 from gossamer.recipes import presets
 
@@ -256,3 +257,19 @@ def test_a_recipe_that_the_optimizer_does_not_bear_is_refused_in_its_own_words()
     found = run(STUDY, Job(text_of("zero_one_adam", STUDY), 1.0, 40))
     assert (found.outcome, found.quality) == ("refused", None)
     assert "use torch.optim.SGD with momentum=0" in found.error
+
+
+def test_training_goes_on_densely_from_the_model_of_each_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fine_tuning, "PythonInPieces", lambda seed: get("digits", seed=seed + 1))
+    study, job = replace(STUDY, then="lm"), Job("local_sgd(4)", 1.0, 40)
+    found = fine_tuning.run(study, job, folder=tmp_path)
+    (before,) = records.read_all(tmp_path)
+    assert before == replace(run(STUDY, job), processor_seconds=before.processor_seconds)
+    assert (found.study, found.job, found.recipe, found.sent) == (study, job, before.recipe, before.sent)
+    assert found.curve[0][1] < before.curve[0][1] / 2  # it does not begin anew
+    assert (found.outcome, found.steps) == ("ended", 10)
+    assert records.path_of(study, job).parent.name == "digits-40-linear-then-lm"
+    lost = fine_tuning.run(study, Job("allreduce", 1e20, 40), folder=tmp_path)
+    assert (lost.outcome, lost.study) == ("diverged", study)

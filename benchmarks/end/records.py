@@ -34,10 +34,11 @@ class Study:
     steps: int
     plan: Plan = "linear"
     ranks: int = 4
+    then: str = ""  # a workload on which dense training goes on from the model of this one, or none
 
     @property
     def name(self) -> str:
-        return f"{self.workload}-{self.steps}-{self.plan}"
+        return f"{self.workload}-{self.steps}-{self.plan}" + (f"-then-{self.then}" if self.then else "")
 
     def factor(self, step: int) -> float:
         """Of the learning rate at a step, from 1: constant, then in a straight line to zero, or cut tenfold twice.

@@ -3,13 +3,13 @@
 import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import fmean
 
 import torch
 from benchmarks.end.records import Job, Outcome, Run, Study, thinned
-from torch import nn
+from torch import Tensor, nn
 
 from gossamer.bench.tune.training import Diverged, batches_of, crew_of
 from gossamer.bench.workloads import Workload, get, quality
@@ -24,15 +24,29 @@ from gossamer.simulate import Replica, train
 
 def run(study: Study, job: Job, commit: str = "") -> Run:
     """Train a recipe to the end, or say why it cannot be."""
+    return trained(study, job, commit)[0]
+
+
+def trained(
+    study: Study,
+    job: Job,
+    commit: str = "",
+    workload: Workload | None = None,
+    begin: Mapping[str, Tensor] | None = None,
+) -> tuple[Run, nn.Module | None]:
+    """The same with the model on which all ranks agree, if it ended; on other data and from another model, if they are given."""
     gc.collect()
-    workload = get(study.workload, seed=job.seed)
+    workload = workload or get(study.workload, seed=job.seed)
     facts = {"metric": workload.metric, "lower_is_better": workload.lower_is_better, "commit": commit}
     ended = partial(Run, study, job, held=len(workload.data.held[0]), **facts)
     try:
         recipe = Recipe.of(job.contender)
         crew = crew_of(workload, recipe, job.rate, study.ranks)
     except GossamerError as error:
-        return ended(job.contender, "refused", error=str(error))
+        return ended(job.contender, "refused", error=str(error)), None
+    if begin is not None:
+        for replica in crew:
+            replica.model.load_state_dict(begin)
     # As many samples for everybody: a step of several micro-batches counts as so many.
     steps = study.steps // recipe.schedule.shape.micro_batches
     _lay_channels_last(crew)
@@ -44,7 +58,7 @@ def run(study: Study, job: Job, commit: str = "") -> Run:
         if told["quality"] is None:
             outcome, error = "diverged", "the held-out loss is not finite"
     losses = [fmean(each) for each in zip(*(r.losses for r in crew))]
-    return ended(
+    record = ended(
         repr(recipe),
         outcome,
         error=error,
@@ -54,6 +68,7 @@ def run(study: Study, job: Job, commit: str = "") -> Run:
         processor_seconds=round(time.process_time() - began, 1),
         **told,
     )
+    return record, crew[0].model if outcome == "ended" else None
 
 
 def _lay_channels_last(crew: list[Replica]) -> None:

@@ -14,7 +14,7 @@ from gossamer.bench.workloads import cache
 from gossamer.bench.workloads.contract import workload
 from gossamer.bench.workloads.errors import DataError
 from gossamer.bench.workloads.packages import wheel
-from gossamer.bench.workloads.pieces import learn
+from gossamer.bench.workloads.pieces import Pieces, learn
 from gossamer.bench.workloads.quality import Classifier, LanguageModel
 from gossamer.bench.workloads.shards import Data
 from gossamer.bench.workloads.transformer import Transformer
@@ -86,15 +86,24 @@ def _articles() -> list[Article]:
 
 
 def _rows(length: int) -> cache.Arrays:
-    """All articles of a topic are one long document: a lead alone is hardly longer than a row."""
+    documents, held = _documents()
+    known = learn(documents, VOCABULARY)
+    encoded = (np.array(known.encode(text), dtype=np.int16) for text in documents)
+    return cut(encoded, [np.array(known.encode(held), dtype=np.int16)], length)
+
+
+def pieces() -> Pieces:
+    """The tokens of `wiki-lm`, for other texts."""
+    return learn(_documents()[0], VOCABULARY)
+
+
+def _documents() -> tuple[list[bytes], bytes]:
+    """All articles of a topic are one long document: a lead alone is hardly longer than a row. And those that judge."""
     topics, held = dict[str, list[bytes]](), list[bytes]()
     for article in _articles():
         texts = held if is_held(article.title) else topics.setdefault(article.topic, [])
         texts.append(article.text.encode() + b"\n")
-    documents = [b"".join(topics[topic]) for topic in sorted(topics)]
-    pieces = learn(documents, VOCABULARY)
-    encoded = (np.array(pieces.encode(text), dtype=np.int16) for text in documents)
-    return cut(encoded, [np.array(pieces.encode(b"".join(held)), dtype=np.int16)], length)
+    return [b"".join(topics[topic]) for topic in sorted(topics)], b"".join(held)
 
 
 def _bags() -> cache.Arrays:
