@@ -235,12 +235,28 @@ def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_kept(known: 
     path = tmp_path / "toy.json"
     known.write(path)
     other = replace(toy.CLAIM, plan={"numbers": toy.CLAIM.plan["numbers"]})
-    with pytest.raises(ClaimError, match=r"is of another plan .*--new-plan"):
+    with pytest.raises(ClaimError, match=r"is of another plan .*--anew"):
         begun(other, path)
     fresh = begun(other, path, anew=True)
     assert (fresh.runs, fresh.done, fresh.plan) == ([], False, hash_of(other))
     assert fresh.earlier[0].verdicts == {"a": "holds", "b": "not", "c": "holds", "d": "not", "e": "waiting"}
     assert f"Plan {known.plan}" in page(fresh)
+
+
+def test_a_claim_whose_code_has_changed_is_run_anew_and_its_verdicts_are_kept(
+    known: ClaimRecord, tmp_path: Path
+) -> None:
+    path = tmp_path / "toy.json"
+    known.write(path)
+    assert begun(toy.CLAIM, path, anew=True).done  # nothing has changed: no verdict is given twice
+    changed = replace(known, sources=dict.fromkeys(known.sources, "another"))
+    changed.write(path)
+    assert begun(toy.CLAIM, path).done  # stale, until somebody asks
+    fresh = begun(toy.CLAIM, path, anew=True)
+    assert (fresh.runs, fresh.done, fresh.plan) == ([], False, known.plan)
+    assert fresh.earlier[0].verdicts["b"] == "not"
+    fresh.write(path)
+    assert begun(toy.CLAIM, path, anew=True) == fresh  # ended before it was through, it goes on
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_claim_that_does_not_exist_is_one_line(say: Say) -> None:
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("option", ["--quick", "--new-plan", "--confirm"])
+@pytest.mark.parametrize("option", ["--quick", "--anew", "--confirm"])
 def test_what_is_asked_of_one_claim_needs_its_name(say: Say, option: str) -> None:
     code, out, err = say("claims", option)
     assert (code, out) == (2, "")
@@ -102,7 +102,7 @@ def test_the_record_of_another_plan_is_refused_and_its_verdicts_are_stale(say: S
     code, _, err = say("claims", "ef21")
     assert code == 2
     assert "is of another plan (an earlier one;" in err
-    assert "--new-plan" in err
+    assert "--anew" in err
     (row,) = (c for c in json.loads(say("claims", "--json")[1]) if c["claim"] == "ef21")
     assert row["statements"][0]["verdict"] == "stale"
     (folder / "ef21.json").write_text("{}")

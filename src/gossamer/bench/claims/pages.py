@@ -45,7 +45,7 @@ def page(known: ClaimRecord) -> str:
     body = ["## What was found", *(_statement(s) for s in known.statements), *figures]
     tail = ["## What our scale cannot show", _text(known.limits), "## How", _text(_how(known))]
     if known.earlier:
-        tail += ["## Earlier plans", *(_earlier(known))]
+        tail += ["## Earlier verdicts", *(_earlier(known))]
     return "\n\n".join([*head, *body, *tail]) + "\n"
 
 

@@ -65,7 +65,8 @@ def empty(claim: PaperClaim) -> ClaimRecord:
 def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
     """The record to go on with. That of a plan which has only grown since keeps its verdicts, and its new statements wait.
 
-    With `anew`, that of another plan makes room, and its verdicts stay in the new one as earlier ones.
+    With `anew`, that of another plan or of code that has changed makes room, and its verdicts stay in the new one as earlier
+    ones.
     """
     if not path.exists():
         return empty(claim)
@@ -76,14 +77,19 @@ def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
     if known.claim != claim.name:
         raise ClaimError(f"{path} is the record of the claim {known.claim!r}, not of {claim.name!r}; rename it")
     if known.plan == hash_of(claim):
-        return known
+        return _room_for(known, claim) if anew and known.sources != sources(claim) else known
     if (more := grown(known, empty(claim))) is not None:
         return more
     if not anew:
         raise ClaimError(
             f"{path} is of another plan ({known.plan}; that of this version is {hash_of(claim)}); "
-            "with --new-plan its verdicts are kept as earlier ones and the new plan is run"
+            "with --anew its verdicts are kept as earlier ones and the new plan is run"
         )
+    return _room_for(known, claim)
+
+
+def _room_for(known: ClaimRecord, claim: PaperClaim) -> ClaimRecord:
+    """An empty record in which the verdicts of this one stand as earlier ones."""
     fresh = empty(claim)
     if any(s.verdict != "waiting" for s in known.statements):
         verdicts = {s.key: str(s.verdict) for s in known.statements}

@@ -39,8 +39,11 @@ def claims(
         Path | None,
         typer.Option(help="Folder of the records. [default: docs/claims/records in a checkout, else runs/claims]"),
     ] = None,
-    new_plan: Annotated[
-        bool, typer.Option("--new-plan", help="Where the record is of another plan: keep its verdicts, run this one.")
+    anew: Annotated[
+        bool,
+        typer.Option(
+            "--anew", help="Where the plan or the code has changed: keep the verdicts as earlier ones, run it anew."
+        ),
     ] = False,
     again: Annotated[
         bool,
@@ -58,13 +61,13 @@ def claims(
     """
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
     if pages is not None:
-        if name is not None or short or new_plan or again or as_json:
+        if name is not None or short or anew or again or as_json:
             raise InputError(
                 "--pages writes the pages of all records, and runs no claim: give only --records beside it"
             )
         _write_pages(folder, pages)
-    elif name is None and (short or new_plan or again):
-        raise InputError("--quick, --new-plan and --confirm are of one claim: name it; 'gossamer claims' lists them")
+    elif name is None and (short or anew or again):
+        raise InputError("--quick, --anew and --confirm are of one claim: name it; 'gossamer claims' lists them")
     elif name is None:
         _list(folder, as_json)
     elif again:
@@ -74,12 +77,12 @@ def claims(
         if as_json:
             progress.json_line({"claim": name, "runs": len(runs), "seconds": sum(run.seconds for run in runs)})
     else:
-        _run(find(name), folder, new_plan, as_json)
+        _run(find(name), folder, anew, as_json)
 
 
-def _run(claim: PaperClaim, folder: Path, new_plan: bool, as_json: bool) -> None:
+def _run(claim: PaperClaim, folder: Path, anew: bool, as_json: bool) -> None:
     path = made_folder(folder, "--records") / f"{claim.name}.json"
-    known = begun(claim, path, new_plan)
+    known = begun(claim, path, anew)
     run_claim(claim, known, lambda record: _keep(record, path), lambda run, left: None if as_json else _told(run, left))
     if as_json:
         print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
@@ -97,7 +100,10 @@ def _confirm(claim: PaperClaim, path: Path, as_json: bool) -> None:
         raise InputError(f"{claim.name} has no verdicts that could be confirmed; run 'gossamer claims {claim.name}'")
     others = confirm(claim, known, _told)
     if others:
-        raise FailedError(f"{claim.name} stays stale, since these runs come out otherwise now: {', '.join(others)}")
+        raise FailedError(
+            f"{claim.name} stays stale, since these runs come out otherwise now: {', '.join(others)}; "
+            "with --anew its verdicts are kept as earlier ones and it is run again"
+        )
     _keep(known, path)
     if as_json:
         print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
