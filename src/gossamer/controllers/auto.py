@@ -8,7 +8,7 @@ from typing import Any, final
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
-from gossamer.controllers.auto_search import FEW, MEASURING, QUICK, UNDISTURBED, AutoOptions, AutoSearch
+from gossamer.controllers.auto_search import FEW, MEASURING, QUICK, SOON, UNDISTURBED, AutoOptions, AutoSearch
 from gossamer.controllers.auto_state import ON_DENSE
 from gossamer.controllers.auto_table import ALLOWED
 from gossamer.core.binding import Binding
@@ -25,9 +25,9 @@ class Auto(Controller):
 
     Steps 2 to 4 are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
     which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and take the
-    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted to take two thirds of dense's time,
-    dense is timed until step 15, while ranks average the copy under each candidate, and if none is predicted to be `gain` faster,
-    it stays. Else the best two train for eight steps each, and after each of them dense does, if it was not 1.5 times slower
+    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted to take two thirds of dense's time
+    (a quarter, after step 3), dense is timed until step 15, while ranks average the copy under each candidate, and if none is
+    predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and after each of them dense does, if it was not 1.5 times slower
     before. A candidate comes in force if its median of the slowest rank's steps is `gain` below dense's and the two intervals (of
     90 %) part. All this takes 60 steps at most.
 
@@ -165,7 +165,7 @@ class Auto(Controller):
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
         if self.replay is not None or self._options(recipe).is_too_short:
             return TimesDue()
-        until, rows = int(state.get("until", QUICK)), int(state.get("rows", QUICK - 1))
+        until, rows = int(state.get("until", SOON)), int(state.get("rows", SOON - 1))
         runs = () if "phase" in state else self._runs(step - until, "looked" not in state)
         return TimesDue(
             rows=rows if step >= until else 0,
@@ -179,7 +179,7 @@ class Auto(Controller):
     def _runs(self, place: int, is_quick: bool) -> Sequence[int]:
         """The candidates that are run so many steps before (negative) a window ends: all at once, or one in each step."""
         if is_quick:
-            return range(len(self.allow)) if place == 1 - QUICK else ()
+            return range(len(self.allow)) if place == 1 - SOON else ()
         first = place + MEASURING - QUICK - 1
         return range(first, len(self.allow), UNDISTURBED - 1) if 0 <= first < UNDISTURBED - 1 else ()
 

@@ -32,12 +32,13 @@ from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
 from gossamer.core.contracts import CandidateCost, Facts, RankTimes
 
-QUICK = 4  # steps, of which one compiles, after which there are trials if dense is far slower
+SOON = 3  # steps, of which one compiles, after which there are trials if dense is predicted to take four times as long
+QUICK = 4  # steps after which there are, if it is far slower
 MEASURING = 15  # steps where it is not, with those four: three that compile, then twelve
 LOOKED_AT = 12  # of them
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
 FEW = 2  # known steps of dense that suffice where it is far slower, or must only pay what is owed
-FAR = 1 - 1 / CLEARLY  # what a step is predicted to gain where dense is far slower
+GAINS = 0.75, 1 - 1 / CLEARLY  # what a step must be predicted to gain for a trial after so few
 FIRST, EVERY = 20, 50  # steps of the first window after a choice, and of those after it
 REST, TRIES = 200, 10  # steps between a choice and the next measuring, and how often there is one
 WIDTH = len(CandidateCost._fields)
@@ -103,7 +104,8 @@ class AutoSearch:
 
     def _measured(self) -> int:
         """The first trial, or dense. On a slow network, where a dense step takes long, few of them tell enough for a trial."""
-        times, options, is_quick = self.facts.times, self.options, "looked" not in self.kept
+        times, options, looked = self.facts.times, self.options, self.kept.whole("looked")
+        is_quick = looked < len(GAINS)
         sizes, schedules = self._sizes(), [self.recipe_of(number).schedule for number in range(len(options.allow))]
         seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
@@ -113,9 +115,9 @@ class AutoSearch:
             costs = beyond_bytes(costs, seen, sizes)
         guesses = predicted(seen, sizes, costs, cuts=self._cuts(sizes))
         hopes = self._as_seen(guesses)
-        if is_quick and not order(hopes, max(FAR, options.gain), self._barred()):
-            self.kept.write("looked", 1)
-            self._window(ON_DENSE, LOOKED_AT, MEASURING - QUICK)
+        if is_quick and not order(hopes, max(GAINS[looked], options.gain), self._barred()):
+            self.kept.count("looked")
+            self._window(ON_DENSE, *((LOOKED_AT, MEASURING - QUICK) if looked else (QUICK - 1, QUICK - SOON)))
             return ON_DENSE
         if not seen.steps.known or lacks or not any(map(isfinite, guesses[1:])):
             return self._again()
@@ -331,7 +333,7 @@ class AutoSearch:
     def _measure_anew(self, why: str) -> int:
         self.kept.count("tries")
         self.kept.forget("phase", "looked", "again")
-        self._window(ON_DENSE, QUICK - 1, QUICK)
+        self._window(ON_DENSE, SOON - 1, SOON)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
 
