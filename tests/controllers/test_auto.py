@@ -27,8 +27,8 @@ from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
 from gossamer.simulate import Replica, Trained, replicas, train
 
-# Four bytes of 1,056 numbers: dense takes .3 s, .06 s, and nothing.
-SLOW, FASTER, FAST = Network(1e-4, 2e4), Network(1e-4, 1e5), Network(1e-4, 1e8)
+# Four bytes of 1,056 numbers: dense takes 3 s, .3 s, .06 s, and nothing.
+SLOWEST, SLOW, FASTER, FAST = (Network(1e-4, rate) for rate in (2e3, 2e4, 1e5, 1e8))
 COMPUTING = 0.1
 CHOSEN = 60  # steps after which it has chosen
 
@@ -162,6 +162,26 @@ def test_what_was_in_force_is_tried_by_what_its_steps_took_and_not_by_a_guess(mo
     assert "auto measures again: other times" in words(run)
     assert "qsgd from step" in words(run)[-1]
     assert exchange(ranks) == "scatter(qsgd(bucket=128))"
+
+
+@pytest.mark.parametrize(("network", "times_dense"), [(SLOW, True), (SLOWEST, False)])
+def test_a_trial_that_is_quicker_than_predicted_needs_no_dense_steps_if_dense_would_be_slower_all_the_same(
+    network: Network, times_dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_much(*args: Any, **kwargs: Any) -> list[float]:
+        dense, *candidates = predicted(*args, **kwargs)
+        return [dense, *(2 * seconds for seconds in candidates)]
+
+    monkeypatch.setattr(auto_search, "predicted", too_much)
+    ranks = make("auto(allow=('qsgd',))")
+    run = train(ranks, pulled, CHOSEN, network, alike)
+    assert any(w.startswith("auto tries dense") for w in words(run)) == times_dense
+    assert exchange(ranks) == "scatter(qsgd(bucket=128))"
+
+
+def test_dense_is_timed_for_one_step_less_where_it_takes_four_times_as_long() -> None:
+    firsts = [next(w for w in words(train(make(), pulled, 8, n, alike)) if "tries" in w) for n in (SLOWEST, SLOW)]
+    assert firsts == ["auto tries qsgd from step 4", "auto tries qsgd from step 5"]
 
 
 def test_a_network_that_flickers_is_not_followed() -> None:
@@ -556,7 +576,7 @@ def test_shards_of_unlike_lengths_predict_the_same() -> None:
 
     for mine in lengths:
         blocks = [Bucket.of({f"p{i}": torch.zeros(n, dtype=torch.float32)}) for i, n in enumerate(mine)]
-        state: State = {}
+        state: State = {"looked": torch.tensor(1.0)}
         facts = Facts(4, 0.1, blocks, times=[times], over_shards=over_shards, size=2)
         options = AutoOptions(("qsgd",), [True], gain=0.1, steps=None, most=60)
         AutoSearch(options, facts, state, lambda number: Recipe.of("allreduce" if number < 0 else "qsgd")).next()

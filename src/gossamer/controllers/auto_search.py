@@ -160,16 +160,28 @@ class AutoSearch:
         trials = Trials(self.kept)
         if self.number != ON_DENSE and len(trials.of(self.number)) == 1:
             clear = is_clear(seen.steps, trials.dense_before)
-            if not clear or self._is_quicker_than_predicted(seen) or not self.options.direct[self.number]:
+            if not clear or not self._stays_clear(seen, trials.dense_before) or not self.options.direct[self.number]:
                 return self._turn_of(ON_DENSE, FEW if clear else TRIED)
         untried = [number for number in map(int, self.kept.all("best")) if number not in trials.turns]
         if untried and not self._is_dear(trials) and not self._is_far_behind(untried[0], trials):
             return self._turn_of(untried[0])
         return self._choose(trials, seen)
 
-    def _is_quicker_than_predicted(self, seen: Timing) -> bool:
-        """True if the network may have become faster since dense was timed."""
-        return CLEARLY * seen.steps.middle < self.kept.all("guesses")[self.number + 1]
+    def _stays_clear(self, seen: Timing, dense: WindowMedian) -> bool:
+        """True if the trial was not clearly quicker than predicted. If it was, the network may be faster than when dense was timed:
+        then true if dense would still be clearly slower, had its averages become shorter by the same factor.
+        """
+        guess, took, computing = (
+            self.kept.all("guesses")[self.number + 1],
+            seen.steps.middle,
+            self.kept.number("computing"),
+        )
+        if CLEARLY * took >= guess:
+            return True
+        if took <= computing:
+            return False
+        faster = (guess - computing) / (took - computing)
+        return is_clear(seen.steps, dense._replace(low=computing + (dense.low - computing) / faster))
 
     def _is_far_behind(self, number: int, trials: Trials) -> bool:
         """True if what is predicted for a candidate is clearly slower than what was tried."""
