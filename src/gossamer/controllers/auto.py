@@ -23,11 +23,11 @@ from gossamer.core.parts import part, require
 class Auto(Controller):
     """Choose among `allow` and dense averages by measuring this run, and choose again when the network changes.
 
-    Steps 2 to 4 are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
+    The first steps are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
     which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and take the
-    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted to take two thirds of dense's time
-    (a quarter, after step 3), dense is timed until step 15, while ranks average the copy under each candidate, and if none is
-    predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and after each of them dense does, if it was not 1.5 times slower
+    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted after step 3 to take a quarter of
+    dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each candidate, and
+    if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and after each of them dense does, if it was not 1.5 times slower
     before. A candidate comes in force if its median of the slowest rank's steps is `gain` below dense's and the two intervals (of
     90 %) part. All this takes 60 steps at most.
 
@@ -165,7 +165,7 @@ class Auto(Controller):
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
         if self.replay is not None or self._options(recipe).is_too_short:
             return TimesDue()
-        until, rows = int(state.get("until", SOON)), int(state.get("rows", SOON - 1))
+        until, rows = int(state.get("until", SOON)), int(state.get("rows", 1))
         runs = () if "phase" in state else self._runs(step - until, "looked" not in state)
         return TimesDue(
             rows=rows if step >= until else 0,

@@ -32,8 +32,10 @@ from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
 from gossamer.core.contracts import CandidateCost, Facts, RankTimes
 
-SOON = 3  # steps, of which one compiles, after which there are trials if dense is predicted to take four times as long
-QUICK = 4  # steps after which there are, if it is far slower
+# Steps after which there are trials if dense is predicted to take four times as long. One compiles, candidates run beside the
+# second, and the third is timed.
+SOON = 3
+QUICK = 4  # steps after which there are, if it is far slower; three are timed
 MEASURING = 15  # steps where it is not, with those four: three that compile, then twelve
 LOOKED_AT = 12  # of them
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
@@ -107,7 +109,7 @@ class AutoSearch:
         times, options, looked = self.facts.times, self.options, self.kept.whole("looked")
         is_quick = looked < len(GAINS)
         sizes, schedules = self._sizes(), [self.recipe_of(number).schedule for number in range(len(options.allow))]
-        seen = timing_of(times, FEW) if is_quick else timing_of(_last(times, UNDISTURBED))
+        seen = timing_of(times, FEW if looked else 1) if is_quick else timing_of(_last(times, UNDISTURBED))
         costs = in_rounds(costs_of(times), schedules)
         # A run that was resumed has lost what was measured before.
         lacks = "again" not in self.kept and not all(isfinite(cost.work) for cost in costs)
@@ -345,7 +347,7 @@ class AutoSearch:
     def _measure_anew(self, why: str) -> int:
         self.kept.count("tries")
         self.kept.forget("phase", "looked", "again")
-        self._window(ON_DENSE, SOON - 1, SOON)
+        self._window(ON_DENSE, 1, SOON)
         self.facts.tell(f"auto measures again: {why}")
         return self._adopt(ON_DENSE, tells=True)
 
