@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import gossamer
 from gossamer import recipe
 from gossamer.bench.cli.app import HELP
 from gossamer.core.parts import registry
@@ -181,6 +182,13 @@ def test_simulations_that_a_page_shows_have_a_network(page: Path) -> None:
         r"^(?:\$ )?(gossamer simulate .*)", text, re.M
     )
     assert [line for line in shown if "--rate" not in line and "--cluster" not in line] == []
+
+
+def test_every_number_of_metrics_is_on_its_page() -> None:
+    model = torch.nn.Linear(2, 1)
+    page = (DOCS / "metrics.md").read_text()
+    with gossamer.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk") as comm:
+        assert [name for name in (*comm.metrics(), "accepted_share") if f"`{name}`" not in page] == []
 
 
 def test_the_codec_that_one_is_told_to_add_is_not_there_yet() -> None:
