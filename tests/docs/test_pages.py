@@ -13,7 +13,7 @@ import torch
 
 import gossamer
 from gossamer import recipe
-from gossamer.bench.cli.app import HELP
+from gossamer.bench.cli.app import COMMANDS, HELP
 from gossamer.core.parts import registry
 
 ROOT = Path(__file__).parents[2]
@@ -182,6 +182,26 @@ def test_simulations_that_a_page_shows_have_a_network(page: Path) -> None:
         r"^(?:\$ )?(gossamer simulate .*)", text, re.M
     )
     assert [line for line in shown if "--rate" not in line and "--cluster" not in line] == []
+
+
+SAID = re.compile(r"\bgossamer (?=(\w+)(?: (kernels|noise|steps)\b)?([^`\n#]*))")
+
+
+def given_options(text: str) -> Iterator[tuple[str, str, str]]:
+    """Command, command of `bench`, and option, wherever a page has a command line; what follows `--` belongs to others."""
+    text = re.sub(r"`[^`\n]*\n[^`\n]*`", lambda span: span[0].replace("\n", " "), text.replace("\\\n", " "))
+    for name, below, words in SAID.findall(text):
+        for option in re.findall(r"(?<!\S)--[a-z][a-z-]*", words.split(" -- ")[0]):
+            yield name, below, option
+
+
+@pytest.mark.parametrize("page", [*OWN, *(DOCS / name for name in sorted(OTHERS))], ids=lambda p: p.name)
+def test_options_that_a_page_gives_to_a_command_exist(page: Path) -> None:
+    for name, below, option in given_options(page.read_text()):
+        command: Any = {command.name: command for command in COMMANDS}[name].load()
+        command = command.commands[below] if below and name == "bench" else command
+        known = {word for parameter in command.params for word in (*parameter.opts, *parameter.secondary_opts)}
+        assert option in {*known, "--help"}, f"{page.name}: gossamer {name} {below} {option}"
 
 
 def test_every_number_of_metrics_is_on_its_page() -> None:
