@@ -78,10 +78,10 @@ def attach(
 
     - `model`: a plain module, or a DistributedDataParallel model, which stops averaging by itself until `detach()`. Wrappers
       of Accelerate, Lightning and Fabric around a model or an optimizer are taken off.
-    - `recipe`: a name, an expression, a TOML file or a `Recipe`. Default: the environment variable GOSSAMER_RECIPE.
     - `optimizer`: one optimizer, or a list that splits the model's parameters; a step ends when all of them have stepped.
-    - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group (or this process alone). With
-      `gossamer.members()`, and a recipe that can continue without a rank, ranks may die and come back.
+    - `recipe`: a name, an expression, a TOML file or a `Recipe`. Default: the environment variable GOSSAMER_RECIPE.
+    - `process_group`: a group or a one-dimensional DeviceMesh; None is the default group, made by `init_process_group()` before
+      (or this process alone). With `gossamer.members()`, and most recipes, ranks may die and come back.
     - `nodes`: for nodes with several ranks and one network card: the number of nodes, "hosts" to group ranks by host name,
       a DeviceMesh of nodes and their ranks, or "members" where each member is a node. Ranks then average densely inside a
       node, and by the recipe between nodes.
