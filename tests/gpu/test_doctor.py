@@ -209,13 +209,13 @@ def timed(rank: int, size: int) -> list[str]:
 
     from gossamer.bench.compare.gpu import kernels
 
-    done, seconds = list[str](), kernels.seconds
+    done, seconds = list[str](), kernels.event_seconds
 
     def noted(do: Any, device: torch.device) -> float:
         done.append("timed")
         return seconds(do, device)
 
-    kernels.keeps_busy, kernels.seconds = lambda sizes, device: lambda: done.append("busy"), noted
+    kernels.keeps_busy, kernels.event_seconds = lambda sizes, device: lambda: done.append("busy"), noted
     kernels.speed("absmax", SMALL, torch.device("cuda", 1))
     return done
 

@@ -155,14 +155,19 @@ def _device_clock(device: torch.device) -> Callable[[Callable[[], object]], floa
     a = torch.ones(_SIDE, _SIDE, device=device, dtype=torch.float32)
 
     def seconds(call: Callable[[], object]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        stream = torch.cuda.current_stream(device)
         for _ in range(_PRODUCTS):
             torch.mm(a, a)
-        begin.record(stream)
-        call()
-        end.record(stream)
-        end.synchronize()
-        return max(begin.elapsed_time(end) / 1000, 1e-9)
+        return event_seconds(call, device)
 
     return seconds
+
+
+def event_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds the device needs for the queued work, from one CUDA event to another."""
+    stream = torch.cuda.current_stream(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(stream)
+    call()
+    end.record(stream)
+    end.synchronize()
+    return max(begin.elapsed_time(end) / 1000, 1e-9)

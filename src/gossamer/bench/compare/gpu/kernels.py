@@ -11,6 +11,7 @@ from gossamer import kernels
 from gossamer.bench.compare.gpu import samples
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
+from gossamer.bench.kernels import event_seconds
 
 REPEATS = 7
 
@@ -98,9 +99,9 @@ def speed(name: str, sizes: Sizes, device: torch.device) -> dict[str, float]:
     getattr(kernels, name)(*given)
     for _ in range(REPEATS):
         busy()
-        copies.append(seconds(lambda: target.copy_(source), device))
+        copies.append(event_seconds(lambda: target.copy_(source), device))
         busy()
-        calls.append(seconds(lambda: getattr(kernels, name)(*given), device))
+        calls.append(event_seconds(lambda: getattr(kernels, name)(*given), device))
     copy, call = statistics.median(copies), statistics.median(calls)
     return {"gb_per_s": round(4 * elements / call / 1e9, 2), "of_a_copy": round(copy / call, 3)}
 
@@ -116,14 +117,3 @@ def keeps_busy(sizes: Sizes, device: torch.device) -> Callable[[], object]:
         return x
 
     return work
-
-
-def seconds(do: Callable[[], object], device: torch.device) -> float:
-    """Seconds the device needs for the queued work, from one CUDA event to another."""
-    stream = torch.cuda.current_stream(device)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record(stream)
-    do()
-    end.record(stream)
-    end.synchronize()
-    return max(begin.elapsed_time(end) / 1000, 1e-9)

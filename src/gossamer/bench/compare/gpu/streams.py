@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
-from gossamer.bench.compare.gpu.kernels import keeps_busy, seconds
+from gossamer.bench.compare.gpu.kernels import keeps_busy
+from gossamer.bench.kernels import event_seconds
 from gossamer.core.verbs import Compute, Handle, Program
 from gossamer.fabrics.torch.fabric import TorchFabric
 
@@ -43,7 +44,7 @@ def overlap(sizes: Sizes, device: torch.device) -> tuple[str, dict[str, float]]:
 
     for do in (busy, alone):
         do()
-    computing, copying, together = (min(seconds(do, device) for _ in range(3)) for do in (busy, alone, both))
+    computing, copying, together = (min(event_seconds(do, device) for _ in range(3)) for do in (busy, alone, both))
     hidden = (computing + copying - together) / min(computing, copying)
     says = f"{max(0.0, min(1.0, hidden)):.0%} of the shorter of a host copy and a computation was hidden"
     return says, {
