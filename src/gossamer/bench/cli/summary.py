@@ -3,7 +3,7 @@
 from rich.markup import escape
 from rich.table import Table
 
-from gossamer.bench.cli.console import console, print_table
+from gossamer.bench.cli.console import columns, console, print_table
 from gossamer.bench.record import Record
 from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, severe, size
 from gossamer.bench.report.headline import headline
@@ -58,9 +58,7 @@ def _table(study: Study) -> Table:
         heads = ["recipe", "steps", "mean step", f"vs {base}", "exposed wait", "processor", "sent/step", "NIC/wire"]
     elif several:
         heads[1:1] = ["time", f"vs {base}"]
-    table = Table(box=None, pad_edge=False)
-    for i, head in enumerate(heads):
-        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    table = columns(*map(escape, heads))
     for row in study.rows:
         table.add_row(*map(escape, _step_cells(row) if timing else _cells(row, several)))
     return table

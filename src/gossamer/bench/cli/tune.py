@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.compare import Quiet, Shards, Workload
-from gossamer.bench.cli.console import console, print_table
+from gossamer.bench.cli.console import columns, console, print_table
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.imports import Imports
 from gossamer.bench.cli.output import PAGE, RECORD, Force, hold, new_folder, run_folder, writing
@@ -173,10 +173,8 @@ def _conclude(tuning: Tuning) -> None:
 
 
 def _table(study: SearchStudy) -> Table:
-    table = Table(box=None, pad_edge=False)
     heads = ("recipe", study.judged_on, f"vs {study.baseline}", "lr", "steps", "sent/step", "as given", "best")
-    for i, head in enumerate(heads):
-        table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    table = columns(*map(escape, heads))
     for row in study.rows:
         table.add_row(*map(escape, _cells(row)))
     return table

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from gossamer.bench.compare.parent_death import PARENT
+from gossamer.bench.lab.inside import is_stopped
 from gossamer.bench.lab.output import LineSplitter
 from gossamer.core.errors import PeerError, plainly
 
@@ -174,7 +174,7 @@ class _RankWatch:
         if now >= self.until and self.alive:
             raise TimeoutError
         if now >= self.give_up:
-            self.exits.frozen = [rank for rank, process in self.alive.items() if _is_stopped(process.pid)]
+            self.exits.frozen = [rank for rank, process in self.alive.items() if is_stopped(process.pid)]
             _end(list(self.alive.values()))
             self.alive.clear()
 
@@ -191,13 +191,6 @@ class _RankWatch:
             for line in lines.feed(data):
                 self.on_line(rank, line)
         return bool(ready)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:  # the process has ended, or this is not Linux
-        return False
 
 
 def _end(ranks: Sequence[Process]) -> None:

@@ -136,7 +136,7 @@ def is_stopped(process: int) -> bool:
     """True if a signal such as SIGSTOP has stopped a process."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
-    except OSError:
+    except OSError:  # the process has ended, or this is not Linux
         return False
 
 

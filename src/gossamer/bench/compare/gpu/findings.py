@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gossamer.fabrics.liveness.heartbeat import ranks as named
+
 Outcome = Literal["passed", "failed", "measured", "left out"]
 BADNESS: dict[str, int] = {"failed": 3, "passed": 2, "measured": 1, "left out": 0}
 
@@ -33,15 +35,7 @@ def _in_one(concerned: dict[int, Finding], all_of_them: bool) -> str:
         said.setdefault(finding.says, []).append(rank)
     if not all_of_them:
         return next(iter(said))
-    return "; ".join(f"{_ranks(ranks)}: {words}" for words, ranks in said.items())
-
-
-def _ranks(ranks: list[int]) -> str:
-    """
-    >>> _ranks([1]), _ranks([0, 2])
-    ('rank 1', 'ranks 0, 2')
-    """
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return "; ".join(f"{named(ranks)}: {words}" for words, ranks in said.items())
 
 
 def failures(findings: Iterable[Finding]) -> list[str]:
