@@ -8,8 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from gossamer.bench.cli.console import columns, print_table
+from gossamer.bench.report.charts import spaced
 from gossamer.bench.report.formatting import seconds
-from gossamer.bench.report.goodput_study import GoodputStudy, money, percent
+from gossamer.bench.report.goodput_study import GoodputStudy, percent
 from gossamer.costs.goodput import Goodput
 from gossamer.costs.quantities import Price
 from gossamer.costs.spent import CAUSES, Spent
@@ -54,13 +55,13 @@ def _ranks(study: GoodputStudy) -> Table:
 
 def _held_out(study: GoodputStudy) -> Table:
     table = _grid("step", "held out", "paid time", *(["cost"] if study.price else []))
-    for value in study.some(SHOWN):
+    for value in spaced(study.found.held_out, SHOWN):
         table.add_row(str(value.step), f"{value.value:.4f}", seconds(value.paid), *_money(study, value.paid))
     return table
 
 
 def _money(study: GoodputStudy, value: float) -> list[str]:
-    return [money(study.price, value)] if study.price else []
+    return [study.money(value)] if study.price else []
 
 
 def _grid(*heads: str) -> Table:

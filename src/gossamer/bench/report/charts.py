@@ -1,14 +1,16 @@
 """The charts as data. The page draws them with its script, `figures` draws them for papers: the same points."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, TypeVar
 
 from gossamer.bench.record import Run
 from gossamer.bench.report.formatting import capital, listed, number, quality
 from gossamer.bench.report.study import RunRow, Study
 
+T = TypeVar("T")
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small
 LOG_FROM = 50  # positive values that span more than this factor start on a logarithmic axis
 APART = 20  # so do lines whose ends are further apart than this factor: the short ones would be a smear
@@ -181,7 +183,7 @@ def _judged(chart: LineChart, lines: list[Line], study: Study) -> LineChart:
 def _drawn(chart: LineChart, lines: list[tuple[int, list[Point]]]) -> LineChart:
     """With those lines that have points, and axes that suit them."""
     lines = [(i, points) for i, points in lines if points]
-    series = [Series(i, _thin(points, _limit(len(lines)))) for i, points in lines]
+    series = [Series(i, spaced(points, _limit(len(lines)))) for i, points in lines]
     ends = [s.points[-1][0] for s in series]
     ys = [p[1] for s in series for p in s.points if p[1] is not None]
     x, y = replace(chart.x, log=_wide(ends, APART)), replace(chart.y, log=_wide(ys, LOG_FROM))
@@ -228,11 +230,15 @@ def _smooth(points: list[tuple[float, float, int]]) -> list[Point]:
     return out
 
 
-def _thin(points: list[Point], limit: int) -> list[Point]:
-    """Evenly spaced points, always with the first and the last."""
-    if len(points) <= limit:
-        return points
-    return [points[round(i * (len(points) - 1) / (limit - 1))] for i in range(limit)]
+def spaced(rows: Sequence[T], most: int) -> list[T]:
+    """At most so many rows, evenly spaced, the first and the last among them.
+
+    >>> spaced(range(9), 3)
+    [0, 4, 8]
+    """
+    if len(rows) <= most:
+        return [*rows]
+    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
 
 
 def _wide(values: list[float], factor: float) -> bool:

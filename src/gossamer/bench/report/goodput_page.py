@@ -1,9 +1,9 @@
 """The page of `gossamer goodput`: one HTML file, without a script, that needs no network to open."""
 
-from functools import partial
 from typing import NamedTuple
 
-from gossamer.bench.report.goodput_study import GoodputStudy, amount, money, percent
+from gossamer.bench.report.charts import spaced
+from gossamer.bench.report.goodput_study import GoodputStudy, amount, percent
 from gossamer.bench.report.pages import filled
 from gossamer.bench.report.palette import HUES, INK, MARKS, Style
 from gossamer.costs.goodput import Goodput
@@ -50,7 +50,7 @@ def render(found: Goodput, price: Price | None) -> str:
         causes=CAUSES,
         pieces=pieces,
         percent=percent,
-        money=partial(money, price),
+        money=study.money,
         per_thousand="" if price is None else amount(price, study.per_thousand),
-        held_out=study.some(SHOWN),
+        held_out=spaced(study.found.held_out, SHOWN),
     )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gossamer.bench.report.formatting import listed, number, seconds
-from gossamer.costs.goodput import Goodput, HeldOut
+from gossamer.costs.goodput import Goodput
 from gossamer.costs.quantities import Price
 from gossamer.costs.spent import CAUSES
 
@@ -34,7 +34,7 @@ class GoodputStudy:
         if spent.steps:
             said.append(f"{percent(spent.exchange, spent.steps)} of the steps' time is their exchange")
         if self.price is not None:
-            total = f"{money(self.price, spent.paid)} in all"
+            total = f"{self.money(spent.paid)} in all"
             each = f", {amount(self.price, self.per_thousand)} for 1,000 steps" if self.per_thousand is not None else ""
             said.append(total + each)
         return "; ".join(said) + (f". Recipe: {found.recipe}" if found.recipe else "")
@@ -45,21 +45,12 @@ class GoodputStudy:
         total = self.cost(self.found.spent.paid)
         return None if total is None or not self.found.last else 1000 * total / self.found.last
 
-    def some(self, most: int) -> list[HeldOut]:
-        """At most so many held-out values, evenly chosen, the first and the last among them.
-
-        >>> from pathlib import Path
-        >>> told = [HeldOut(step, 1.0, 1.0) for step in range(9)]
-        >>> [each.step for each in GoodputStudy(Goodput(Path(), [], told), None).some(3)]
-        [0, 4, 8]
-        """
-        rows = [*self.found.held_out]
-        if len(rows) <= most:
-            return rows
-        return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
-
     def cost(self, paid: float) -> float | None:
         return None if self.price is None else self.price.amount * paid / HOUR
+
+    def money(self, paid: float) -> str:
+        """What some seconds of one rank cost, in words; empty where no price is known."""
+        return "" if self.price is None else amount(self.price, self.cost(paid))
 
     @property
     def notes(self) -> list[str]:
@@ -87,15 +78,6 @@ def percent(part: float, whole: float) -> str:
     ('12.5 %', '0.0 %', '0.0 %')
     """
     return f"{100 * part / whole if whole else 0.0:.1f} %"
-
-
-def money(price: Price | None, paid: float) -> str:
-    """What some seconds of one rank cost.
-
-    >>> money(Price(2.1, "USD"), 7200.0)
-    '4.20 USD'
-    """
-    return "" if price is None else amount(price, price.amount * paid / HOUR)
 
 
 def amount(price: Price, value: float | None) -> str:
