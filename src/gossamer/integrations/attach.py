@@ -32,7 +32,7 @@ from gossamer.integrations.checks.wrappers import (
 )
 from gossamer.integrations.closures import refuse_searches
 from gossamer.integrations.communicator import Communicator, is_attached
-from gossamer.integrations.ddp_wrapper import Passing, refuse_options, wrapper_of
+from gossamer.integrations.ddp_wrapper import Passing, refuse_options
 from gossamer.integrations.groups import Given, Where, between_nodes, group_of
 from gossamer.integrations.handover import Untrained
 from gossamer.integrations.held_model import held
@@ -116,7 +116,7 @@ def attach(
     if scaler is not None and not scaler.is_enabled():
         scaler = None  # it changes nothing, as in a loop that has one for float16 only
     looped = model_inside(model)
-    wrapper, holds = wrapper_of(looped), held(looped)
+    wrapper, holds = looped if isinstance(looped, DistributedDataParallel) else None, held(looped)
     model = looped
     if wrapper is not None:
         model, process_group = wrapper.module, process_group or wrapper.process_group

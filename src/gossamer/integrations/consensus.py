@@ -62,11 +62,8 @@ def is_held(worker: Worker) -> bool:
     """True if this rank's model is what it says of the consensus. A model that is not finite is compared as it is."""
     shares = worker.recipe.schedule.consensus_share(worker.loop)
     pairs = zip(worker.buckets, shares or [])
-    return all(_are_same(share.value, bucket.read() * share.weight) for bucket, share in pairs)
-
-
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    held = ((share.value, bucket.read() * share.weight) for bucket, share in pairs)
+    return all(torch.allclose(*each, rtol=0.0, atol=0.0, equal_nan=True) for each in held)
 
 
 def _say_who_is_left_out(worker: Worker, finite: Sequence[bool]) -> None:

@@ -11,11 +11,6 @@ from gossamer.core.errors import AttachError
 FLAG = "require_backward_grad_sync"  # set by DDP's no_sync(), or by training loops directly
 
 
-def wrapper_of(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the model if it is a DistributedDataParallel model."""
-    return model if isinstance(model, DistributedDataParallel) else None
-
-
 def refuse_options(wrapper: DistributedDataParallel) -> None:
     """Refuse options of DDP that a recipe does not support."""
     if wrapper._comm_hooks:

@@ -70,7 +70,7 @@ def mean_of(
     pieces = BufferPieces(tensors, range(size))
     fine = torch.stack([t.isfinite().all() for t in tensors]).view(torch.uint8)
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
-    wires = [_joined([*_bytes(wholes, pieces.cut(j)), fine, said]) for j in range(size)]
+    wires = [torch.cat([*_bytes(wholes, pieces.cut(j)), fine, said]) for j in range(size)]
     received = yield from all_to_all(wires, [wires[rank].numel()] * size)
     mine, extra = pieces.length(rank), len(tensors)
     finite = [wire[mine : mine + extra] for wire in received]
@@ -92,7 +92,7 @@ def first_of(
     """
     pieces = BufferPieces(tensors, range(1, size))
     wholes = [kind.whole(tensors) for kind in pieces.kinds]
-    wires = [_joined([*(_bytes(wholes, pieces.cut(j)) if rank == 0 else []), said]) for j in range(size)]
+    wires = [torch.cat([*(_bytes(wholes, pieces.cut(j)) if rank == 0 else []), said]) for j in range(size)]
     mine, extra = pieces.length(rank), said.numel()
     received = yield from all_to_all(wires, [(mine if j == 0 else 0) + extra for j in range(size)])
     parts = pieces.read(received[0][:mine], rank)
@@ -105,7 +105,7 @@ def _gathered(
     pieces: BufferPieces, mine: Sequence[Tensor], rank: int, size: int, to: Sequence[int]
 ) -> Program[list[list[Tensor]]]:
     """Send this rank's pieces to the ranks in `to`; return the pieces by owner and kind."""
-    wire = _joined([m.view(torch.uint8) for m in mine])
+    wire = torch.cat([m.view(torch.uint8) for m in mine])
     wires = [wire if j in to else wire[:0] for j in range(size)]
     lengths = [pieces.length(j) if rank in to else 0 for j in range(size)]
     received = yield from all_to_all(wires, lengths)
@@ -131,7 +131,3 @@ def _mean(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
 
 def _bytes(wholes: Sequence[Tensor], cut: Sequence[slice]) -> list[Tensor]:
     return [whole[s].view(torch.uint8) for whole, s in zip(wholes, cut, strict=True)]
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([*parts])
