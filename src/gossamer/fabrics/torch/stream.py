@@ -77,7 +77,7 @@ class StreamOrder:
         ready = self._awaited or timed_event(self._device)
         if self._end is not None:
             current.wait_event(self._end)
-            for tensor in _tensors(result):
+            for tensor in tensors_in(result):
                 if tensor.is_cuda:
                     tensor.record_stream(current)
         self._given.clear()
@@ -92,13 +92,13 @@ def _given(program: Program[Any]) -> Iterator[Any]:
             yield from _given(cast("Program[Any]", value))
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
     elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))
+        yield from tensors_in(list(value.values()))
     elif is_dataclass(value):
-        yield from _tensors(vars(value))
+        yield from tensors_in(vars(value))

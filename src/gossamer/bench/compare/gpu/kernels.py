@@ -1,7 +1,7 @@
 """Check kernels: each must give the CPU's bits; its speed is compared with a copy on the device."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from gossamer.bench.compare.gpu import samples
 from gossamer.bench.compare.gpu.check_spec import CheckSpec, Placement, Sizes
 from gossamer.bench.compare.gpu.findings import Finding
 from gossamer.bench.kernels import event_seconds
+from gossamer.fabrics.torch.stream import tensors_in
 
 REPEATS = 7
 
@@ -40,7 +41,7 @@ def called(name: str, args: tuple[Any, ...], place: torch.device, shift: int) ->
     """Call a kernel; all tensors that come out: the results, and the arguments as they are afterwards."""
     given = [_moved(a, place, shift) for a in args]
     out = getattr(kernels, name)(*given)
-    return [t.cpu() for t in (*_tensors(out), *_tensors(given))]
+    return [t.cpu() for t in (*tensors_in(out), *tensors_in(given))]
 
 
 def _moved(x: Any, place: torch.device, shift: int) -> Any:
@@ -51,14 +52,6 @@ def _moved(x: Any, place: torch.device, shift: int) -> Any:
         return x
     flat = x.reshape(-1)
     return torch.cat([flat[:1].repeat(shift), flat]).to(place)[shift if x.numel() else 0 :].view(x.shape)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _differ(a: Tensor, b: Tensor, near: bool) -> str:
