@@ -558,7 +558,7 @@ class TwoShards:
 def test_where_ranks_hold_shards_a_slow_one_is_named_by_its_place_among_all() -> None:
     ranks = make(size=2)
     for replica in ranks:
-        replica.worker.join_replica(TwoShards())
+        replica.worker.replica = TwoShards()
     run = train(ranks, pulled, 20, FAST, alike)
     assert "; rank 1 computes 2.1e+03 ms a step, the others 100 ms" in words(run)[-1]
 

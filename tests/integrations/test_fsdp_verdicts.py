@@ -62,7 +62,7 @@ def spoiling(rank: int, size: int, recipe: str, asks: bool = True) -> tuple[bool
     optimizer = usual(recipe)(model)
     with gossamer.attach(model, optimizer, recipe, seed=SEED, deadline=DEADLINE) as comm:
         if not asks:
-            comm.worker.join_replica(WholeReplica())
+            comm.worker.replica = WholeReplica()
         kept = changed = fine = True
         for step in range(1, STEPS + 1):
             before = held(comm.state_dict())

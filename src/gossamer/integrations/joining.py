@@ -75,7 +75,7 @@ def make_worker(
     joint = held[0] if len(held) == 1 else Together(held)
     worker = Worker(plan.recipe, params_of(plan.params), joint, fabric.rank, fabric.size, seed)
     if replica is not None:
-        worker.join_replica(replica)
+        worker.replica = replica
     worker.ranks.regroup(fabric.present)
     if fabric.size == 1:
         return worker

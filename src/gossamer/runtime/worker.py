@@ -67,10 +67,6 @@ class Worker:
         self.decay.refuse_unknown()
         self.loop = WorkerLoop(self)
 
-    def join_replica(self, replica: ReplicaRanks) -> None:
-        """Decide together with the ranks that hold the model's other shards, from the first step on."""
-        self.replica = replica
-
     @property
     def rank(self) -> int:
         """This rank's number among the ranks that are present."""

@@ -22,7 +22,7 @@ ALL = [LO, DOCKER, SLOW, FAST]
 def taken(
     there: list[Card], monkeypatch: pytest.MonkeyPatch, leads_to: str = "", environment: Mapping[str, str] | None = None
 ) -> dict[str, TakenCard]:
-    monkeypatch.setattr(network_cards, "_first_usable", lambda host: leads_to)
+    monkeypatch.setattr(network_cards, "usable_address", lambda host: leads_to)
     return choices(there, environment or {})
 
 
@@ -150,4 +150,4 @@ def test_a_name_that_leads_nowhere_is_no_error(monkeypatch: pytest.MonkeyPatch) 
         raise socket.gaierror("no such name")
 
     monkeypatch.setattr(socket, "getaddrinfo", fails)
-    assert network_cards._first_usable("nowhere") == ""
+    assert network_cards.usable_address("nowhere") == ""

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gossamer.fabrics.liveness.launch import usable_address
+
 LOOPBACK = "lo"
 VARIABLES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
 _FLAGS, _ADDRESS, _NETMASK, _ETHTOOL = 0x8913, 0x8915, 0x891B, 0x8946  # requests to a socket (linux/sockios.h)
@@ -91,28 +93,12 @@ def _by_gloo(there: Sequence[Card], environment: Mapping[str, str]) -> tuple[Car
         first = named.split(",")[0]
         return next((c for c in there if c.name == first), None), f"{VARIABLES['gloo']} says {named}"
     host = socket.gethostname()
-    address = _first_usable(host)
+    address = usable_address(host)
     for card in there:
         if address == card.address or (address.startswith("127.") and card.name == LOOPBACK):
             return card, f"the host's name, {host}, leads to {address}"
     loopback = next((c for c in there if c.name == LOOPBACK), None)
     return loopback, f"the host's name, {host}, leads to no address of this host"
-
-
-def _first_usable(host: str) -> str:
-    """The first address of a name that a socket of this host can be bound to."""
-    try:
-        found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
-    except OSError:
-        return ""
-    for family, kind, protocol, _, address in found:
-        try:
-            with socket.socket(family, kind, protocol) as tried:
-                tried.bind(address)
-        except OSError:
-            continue
-        return str(address[0])
-    return ""
 
 
 def _by_nccl(there: Sequence[Card], environment: Mapping[str, str]) -> tuple[Card | None, str]:

@@ -24,7 +24,7 @@ class MemberLaunch(NamedTuple):
     @property
     def starts_store(self) -> bool:
         """True if this process starts the store where none answers: it is on that machine, or rank 0."""
-        return self.node.local == 0 and (self.seat == 0 or (self.seat is None and _is_here(self.host)))
+        return self.node.local == 0 and (self.seat == 0 or (self.seat is None and bool(usable_address(self.host))))
 
     @staticmethod
     def read(least: int | None, most: int | None, store: str | None) -> "MemberLaunch":
@@ -97,17 +97,17 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
-def _is_here(host: str) -> bool:
-    """True if an address is one of this machine's."""
+def usable_address(host: str) -> str:
+    """The first address of a name that a socket of this machine can be bound to; empty if none is."""
     try:
-        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host, None, socket.AF_UNSPEC, socket.SOCK_STREAM)
     except OSError:
-        return False
+        return ""
     for family, kind, protocol, _, address in found:
-        with socket.socket(family, kind, protocol) as trial:
-            try:
-                trial.bind(address)
-            except OSError:
-                continue
-            return True
-    return False
+        try:
+            with socket.socket(family, kind, protocol) as tried:
+                tried.bind(address)
+        except OSError:
+            continue
+        return str(address[0])
+    return ""
