@@ -1,9 +1,10 @@
-"""Parses texts from users within limits of size and depth, so that any bad input gives a quick, clear error."""
+"""Parses texts from users within limits of size and depth, so that any bad input gives a quick, clear error; and says values."""
 
 import ast
 import re
 import tomllib
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 LONGEST = 1_000_000  # characters: room for a route that names every parameter of a large model
@@ -30,6 +31,15 @@ def cut(text: str, most: int = 200) -> str:
 def shown(value: Any) -> str:
     """A value as shown in an error message."""
     return cut(repr(value))
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: a, b and c.
+
+    >>> listed(["a", "b", "c"]), listed(["a"])
+    ('a, b and c', 'a')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def terms(text: str) -> list[ast.expr]:

@@ -1,10 +1,11 @@
 """Says in words what a plan means: whether anything pays, what, and what to change first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from math import inf
 from typing import Literal, NamedTuple
 
+from gossamer.core.text import listed
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
 from gossamer.planning.plan import Row, TrainingPlan
 from gossamer.planning.rates import RATES, TIE, Interval
@@ -192,7 +193,7 @@ def _two_levels(plan: TrainingPlan) -> list[str]:
         return []
     per_node = plan.cluster.ranks_per_node
     return [
-        f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {_listed(worse)} "
+        f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {listed(worse)} "
         f"put more through it than DDP; add '+ per_node({per_node})'."
     ]
 
@@ -225,7 +226,3 @@ def _memory(plan: TrainingPlan) -> list[str]:
         f"Nothing here fits: parameters, gradients and momenta are {say_size(needed)} of a rank, and a rank may use {say_size(memory)}: "
         "shard the model over more ranks (--shard)."
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,5 +1,6 @@
 """Describes a controller's change in one log line, since a recipe's text, which names every parameter, may be too long."""
 
+from gossamer.core.text import listed
 from gossamer.recipe import Recipe
 
 FEW = 3  # parameters to list by name; more are given by their number
@@ -41,6 +42,4 @@ def _ways(recipe: Recipe, parameters: int) -> str:
 
 
 def _names(names: list[str]) -> str:
-    if len(names) > FEW:
-        return f"{len(names)} parameters"
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return f"{len(names)} parameters" if len(names) > FEW else listed(names)

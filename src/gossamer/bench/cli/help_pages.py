@@ -12,7 +12,8 @@ from gossamer.bench.catalogue import KINDS, formulas
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.list_tables import Card, prose, summary
 from gossamer.bench.lab import format_rate
-from gossamer.bench.report.formatting import listed, rate, seconds, size
+from gossamer.bench.report.formatting import rate, seconds, size
+from gossamer.core.text import listed
 
 
 def list_parts(rows: list[Card]) -> None:

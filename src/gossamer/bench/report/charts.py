@@ -7,8 +7,9 @@ from itertools import accumulate
 from typing import Literal, TypeVar
 
 from gossamer.bench.record import Run
-from gossamer.bench.report.formatting import capital, listed, number, quality
+from gossamer.bench.report.formatting import capital, number, quality
 from gossamer.bench.report.study import RunRow, Study
+from gossamer.core.text import listed
 
 T = TypeVar("T")
 POINTS = 4_000  # in one chart: more cannot be seen, and the page has to stay small

@@ -4,6 +4,8 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
+from gossamer.core.text import listed
+
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -181,12 +183,3 @@ def staleness(ages: Mapping[str, int]) -> str:
         return ""
     mean = sum(int(age) * n for age, n in ages.items()) / sum(ages.values())
     return f"models were {mean:.1f} steps old when they landed, {max(map(int, ages))} at most"
-
-
-def listed(names: list[str]) -> str:
-    """a, b and c.
-
-    >>> listed(["a", "b", "c"]), listed(["a"])
-    ('a, b and c', 'a')
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

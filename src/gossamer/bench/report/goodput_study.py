@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from gossamer.bench.report.formatting import listed, number, seconds
+from gossamer.bench.report.formatting import number, seconds
+from gossamer.core.text import listed
 from gossamer.costs.goodput import Goodput
 from gossamer.costs.quantities import Price
 from gossamer.costs.spent import CAUSES

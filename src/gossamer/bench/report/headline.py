@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from gossamer.bench.record import named
-from gossamer.bench.report.formatting import listed, number, quality, seconds, size
+from gossamer.bench.report.formatting import number, quality, seconds, size
 from gossamer.bench.report.study import RunRow, Study
+from gossamer.core.text import listed
 
 
 class Headline(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from gossamer.bench.report import formatting
-from gossamer.bench.report.formatting import listed, quality
+from gossamer.bench.report.formatting import quality
 from gossamer.bench.report.headline import Headline
 from gossamer.bench.report.pages import PAGE, filled
 from gossamer.bench.report.palette import BASELINE, Style, hues
@@ -17,6 +17,7 @@ from gossamer.bench.tune import Ranked, Trial, Tuning, at_an_end, ranking
 from gossamer.bench.tune.knobs import at_rate
 from gossamer.core import files
 from gossamer.core.errors import RecipeError
+from gossamer.core.text import listed
 from gossamer.recipe import Recipe
 
 
