@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import CheckpointError, RecipeError
+from gossamer.core.hashes import hash_of
 from gossamer.core.version import __version__
 from gossamer.recipe import Recipe
 from gossamer.runtime import Worker
@@ -64,10 +65,9 @@ def describe(value: Any) -> str:
         return f"{type(value).__name__} {crc32(repr(value).encode()) if plain else 0:08x}"
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     try:
-        raw = value.detach().contiguous().cpu().view(-1).view(torch.uint8)
+        return f"{kind} {hash_of(value):08x}"
     except RuntimeError:  # sparse, or without data: a worker saves no such tensor
         return f"{kind} {value.layout}"
-    return f"{kind} {crc32(raw.numpy().data) if raw.numel() else 0:08x}"
 
 
 def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, size: int) -> Manifest:
@@ -86,8 +86,8 @@ def unseal(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], rank: int, si
         for r in wanted:
             if f"rank{r}/contents" in d:
                 _check_table(d, r, tables)
-                equal |= _under(d, "equal/")
-                own[r] = _under(d, f"rank{r}/")
+                equal |= under(d, "equal/")
+                own[r] = under(d, f"rank{r}/")
     return Manifest(head, equal, own)
 
 
@@ -181,7 +181,8 @@ def _table(saved: Mapping[str, Any], rank: int) -> dict[str, str]:
     return table
 
 
-def _under(saved: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def under(saved: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose keys begin with `prefix`, by the rest of their keys."""
     return {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix) and isinstance(v, Tensor)}
 
 

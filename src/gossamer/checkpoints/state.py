@@ -18,6 +18,7 @@ from gossamer.checkpoints.manifest import (
     parameters,
     read_recipe,
     seal,
+    under,
     unseal,
 )
 from gossamer.core.bucket import Bucket, State, entry_name
@@ -69,9 +70,8 @@ def entries(worker: Worker) -> dict[str, Any]:
 
 def take_over(worker: Worker, given: Mapping[str, Any], keeps: bool) -> None:
     """Take another rank's entries that are equal on all ranks; `keeps` this rank's own, which else begin at zero."""
-    mine = {k.removeprefix(f"rank{worker.rank}/"): v for k, v in (entries(worker) if keeps else {}).items()}
-    own = {k: v for k, v in mine.items() if isinstance(v, Tensor) and not k.startswith("equal/")}
-    equal = {k.removeprefix("equal/"): v for k, v in given.items() if k.startswith("equal/")}
+    own = under(entries(worker), f"rank{worker.rank}/") if keeps else {}
+    equal = under(given, "equal/")
     found = Manifest({**given, "size": worker.size}, equal, {worker.rank: own})
     states = [{role: _restore(bucket, role, found, worker) for role in ROLES} for bucket in worker.buckets]
     worker.step, worker.averaging.unit = given["step"], given["unit"]
@@ -114,7 +114,7 @@ def prepare(worker: Worker, saved: "Mapping[str, Any] | Sequence[Mapping[str, An
     if found.head["lost"] and not lost:
         lost = [*range(len(states))]
     arrived = {i: wires for i, s in enumerate(states) if (wires := _pop_wires(s["mixer"]))}
-    control = {k: home(v, buckets[0]) for k, v in _role(found.equal, "control").items()}
+    control = {k: home(v, buckets[0]) for k, v in under(found.equal, "control/").items()}
 
     def put() -> None:
         worker.step, worker.ranks.seed = found.head["step"], found.head["seed"]
@@ -168,8 +168,8 @@ def _policy(bucket: BucketState, role: str, key: str, worker: Worker) -> Policy:
 
 
 def _restore(bucket: BucketState, role: str, found: Manifest, worker: Worker) -> State:
-    equal, own = _role(found.equal, role), {rank: _role(entries, role) for rank, entries in found.own.items()}
-    same = found.head["size"] == worker.size
+    place, same = f"{role}/", found.head["size"] == worker.size
+    equal, own = under(found.equal, place), {rank: under(entries, place) for rank, entries in found.own.items()}
     combined = {**equal, **own[worker.rank]} if same else dict(equal)
     if len(own) > 1:
         combined |= _combined(bucket, role, list(own.values()), ("owner",) if same else ("owner", "mean"), worker)
@@ -212,10 +212,6 @@ def _my_chunk(flat: Tensor, bucket: BucketState, worker: Worker) -> Tensor:
     source, target = (Bucket(t, bucket.layout).chunks(worker.size)[worker.rank].flat for t in (flat, mine))
     target.copy_(source)
     return mine
-
-
-def _role(entries: Mapping[str, Tensor], role: str) -> dict[str, Tensor]:
-    return {k.removeprefix(f"{role}/"): v for k, v in entries.items() if k.startswith(f"{role}/")}
 
 
 def _pending(worker: Worker) -> list[dict[str, State]]:
