@@ -117,7 +117,6 @@ class Folder:
         return self._read(name, self._places[name][0])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor."""
         try:
             return tuple(int(n) for n in self._about[name].field("size"))
         except (KeyError, ValueError, TypeError, AttributeError):

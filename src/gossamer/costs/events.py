@@ -178,7 +178,6 @@ class EventClock:
         return replace(self, places=tuple(places))
 
     def begin(self, rank: int, step: int, clock: float) -> None:
-        """Note that a rank begins a step."""
         rank = self._whole(rank)
         own = (*self.events.slow, *self.events.links, *self.events.absences)
         begins = [(rank, event.begin) for event in own if event.rank == rank]

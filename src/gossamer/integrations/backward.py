@@ -51,7 +51,6 @@ class Backward:
         return [self]
 
     def remove(self) -> None:
-        """Remove all hooks."""
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()

@@ -84,7 +84,6 @@ class Stopwatch:
         self._since: _Mark | None = None
 
     def start(self) -> None:
-        """Start to measure."""
         self._since = self._now()
 
     def stop(self, share: int) -> bool:

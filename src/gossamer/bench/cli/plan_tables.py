@@ -131,7 +131,6 @@ def _legend(plan: TrainingPlan) -> str:
 
 
 def as_dict(plan: TrainingPlan, words: list[str]) -> dict[str, Any]:
-    """A plan as JSON."""
     cluster, model = plan.cluster, plan.model
     return {
         "verdict": words,

@@ -219,7 +219,6 @@ def troubles(event: RankEvent) -> None:
 
 
 def events_as_json(event: RankEvent) -> None:
-    """Print an event as a JSON line."""
     json_line(facts_of(event))
 
 

@@ -105,7 +105,6 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
 
 
 def _sentence(restart: simulated_restarts.Restart) -> str:
-    """One line about a restart."""
     away = say_seconds(restart.resumed - restart.clock)
     return (
         f"ranks changed at {restart.clock:.4g} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
@@ -114,7 +113,6 @@ def _sentence(restart: simulated_restarts.Restart) -> str:
 
 
 def _sentence_of(change: simulated_members.MembersChange) -> str:
-    """One line about members who went or came."""
     words = {"lost": change.lost, "gone": change.left, "come": change.came}
     named = ", ".join(f"{numbered([*ranks])} {what}" for what, ranks in words.items() if ranks)
     stood = say_seconds(change.resumed - change.noticed)

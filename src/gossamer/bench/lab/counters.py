@@ -21,7 +21,6 @@ class Counters:
     received_packets: int = 0
 
     def __sub__(self, earlier: "Counters") -> "Counters":
-        """Return the difference to `earlier` counters."""
         return Counters(
             self.sent_bytes - earlier.sent_bytes,
             self.received_bytes - earlier.received_bytes,

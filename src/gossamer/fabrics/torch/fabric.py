@@ -104,7 +104,6 @@ class TorchFabric:
 
     @property
     def present(self) -> Present:
-        """The present ranks."""
         if self.members is None:
             return Present.all_of(self.rank, self.size)
         members = self.members

@@ -53,8 +53,6 @@ class CheckSpec:
 
 
 class Placement(NamedTuple):
-    """Rank, number of ranks, and device."""
-
     rank: int
     size: int
     device: torch.device
