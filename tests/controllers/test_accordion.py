@@ -1,7 +1,7 @@
 """Accordion: the self-tests of the method notes, on scripted gradients and in whole runs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -29,6 +29,7 @@ from gossamer.core.errors import RecipeError
 from gossamer.exchanges import AllReduced, Gather
 from gossamer.memories import ErrorFeedback
 from gossamer.recipe import Recipe
+from gossamer.simulate import Replica
 
 MILD, HARSH = Gather(TopK(0.9)), Gather(TopK(0.1))
 EPOCH = 3
@@ -276,23 +277,15 @@ def test_decisions_are_equal_on_all_ranks_and_do_change(recipe: str) -> None:
     assert any(0 < len(s) < 6 for s in seen)
 
 
-@pytest.mark.parametrize("recipe", [RUNS[0], RUNS[0] + " + bucket(0.00002)"])
-def test_the_ledger_is_the_sum_of_the_active_levels(recipe: str) -> None:
-    size, expected, levels = 3, 0, set[int]()
-    ranks = make(recipe, size, optimizer=sgd(0.01, 0.0))
-    for _ in range(STEPS):
-        now = sum((size - 1) * c.exchange.codec.wire_bytes(c.layout) for c in ranks[0].worker.buckets)  # pyright: ignore
-        run = train(ranks, bursting, 1)
-        assert run.ledger.sent == size * now  # deciding costs no traffic of its own
-        levels.add(now)
-        expected += now
-    assert len(levels) >= 3
+def held_of(ranks: Sequence[Replica], role: str, key: str, name: str) -> list[Tensor]:
+    """A parameter's part of one state entry, of each rank that has it."""
+    found = (by_name(r.worker.buckets, role, key) for r in ranks)
+    return [held[name].double() for held in found if name in held]
 
 
-@pytest.mark.parametrize("recipe", [RUNS[0], RUNS[0] + " + bucket(0.00002)", RUNS[3], RUNS[3] + " + bucket(0.00002)"])
-def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
-    """Sum of means + mean residual + what owners owe = sum of mean gradients, for every parameter, after every step."""
-    size, switches, before = 3, 0, frozenset[str]()
+def check_sums(recipe: str, size: int, kept_of: Callable[[Sequence[Replica], str], Tensor]) -> None:
+    """Sum of means + what is kept = sum of mean gradients, for every parameter, after every step."""
+    switches, before = 0, frozenset[str]()
     got: dict[str, Tensor] = {}
     given: dict[str, Tensor] = {}
     for step, ranks in enumerate(gradients(recipe, size), 1):
@@ -301,39 +294,34 @@ def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
             got[name] = p.grad.double() + got.get(name, 0.0)
             mine = [make_gradient(i, r, step, p) for r in range(size)]
             given[name] = torch.stack(mine).double().mean(0) + given.get(name, 0.0)
-        residual = [by_name(r.worker.buckets, "memory", "residual") for r in ranks]
-        owed = [by_name(r.worker.buckets, "exchange", "owed") for r in ranks]
         for name, mean in got.items():
-            kept = torch.stack([r[name].double() for r in residual]).mean(0)
-            kept = kept + sum(o[name].double() for o in owed if name in o)
-            torch.testing.assert_close(mean + kept, given[name], rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(mean + kept_of(ranks, name), given[name], rtol=1e-4, atol=1e-4)
         now = frozenset(ranks[0].worker.recipe.routes)
         switches, before = switches + (now != before), now
     assert switches >= 3
+
+
+@pytest.mark.parametrize("recipe", [RUNS[0], RUNS[0] + " + bucket(0.00002)", RUNS[3], RUNS[3] + " + bucket(0.00002)"])
+def test_nothing_is_lost_on_a_switch(recipe: str) -> None:
+    """What is kept is the mean residual, and what owners owe."""
+
+    def kept_of(ranks: Sequence[Replica], name: str) -> Tensor:
+        residual = torch.stack(held_of(ranks, "memory", "residual", name)).mean(0)
+        return residual + sum(held_of(ranks, "exchange", "owed", name))
+
+    check_sums(recipe, 3, kept_of)
 
 
 def test_what_owners_owe_without_a_memory_is_paid_on_a_switch() -> None:
     """Messages are exact, so that only the mean's encoding loses something, which its owner adds to the next one."""
     level = "scatter(fp32(), answer=qsgd(bits={}, bucket=16), feedback=1.0)"
     text = f"{level.format(8)} + accordion({level.format(8)}, {level.format(4)}, 2, interval=1) + bucket(0.00002)"
-    size, switches, before = 3, 0, frozenset[str]()
-    got: dict[str, Tensor] = {}
-    given: dict[str, Tensor] = {}
-    for step, ranks in enumerate(gradients(text, size), 1):
-        for i, (name, p) in enumerate(ranks[0].model.named_parameters()):
-            assert p.grad is not None
-            got[name] = p.grad.double() + got.get(name, 0.0)
-            mine = [make_gradient(i, r, step, p) for r in range(size)]
-            given[name] = torch.stack(mine).double().mean(0) + given.get(name, 0.0)
-        owed = [by_name(r.worker.buckets, "exchange", "owed") for r in ranks]
-        due = [by_name(r.worker.buckets, "memory", "arrears") for r in ranks]
-        for name, mean in got.items():
-            kept = sum((o[name].double() for o in owed if name in o), torch.zeros(()))
-            kept = kept + sum(d[name].double() for d in due if name in d) / size
-            torch.testing.assert_close(mean + kept, given[name], rtol=1e-4, atol=1e-4)
-        now = frozenset(ranks[0].worker.recipe.routes)
-        switches, before = switches + (now != before), now
-    assert switches >= 3
+
+    def kept_of(ranks: Sequence[Replica], name: str) -> Tensor:
+        owed = sum(held_of(ranks, "exchange", "owed", name), torch.zeros(()))
+        return owed + sum(held_of(ranks, "memory", "arrears", name)) / len(ranks)
+
+    check_sums(text, 3, kept_of)
 
 
 def make_gradient(i: int, rank: int, step: int, p: Tensor) -> Tensor:

@@ -57,14 +57,17 @@ def be_told_that_it_failed() -> None:
     raise RuntimeError("Connection closed by peer")
 
 
-def learn(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+def begin(rank: int, size: int, port: int, silence: float) -> tuple[Members, nn.Module, torch.optim.Optimizer]:
     torch.set_num_threads(1)
     torch.manual_seed(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    group = gossamer.members(silence)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     warnings.simplefilter("ignore", RuntimeWarning)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    return gossamer.members(silence), model, torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def learn(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
+    group, model, optimizer = begin(rank, size, port, silence)
     try:
         comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
         while comm.step < STEPS:
@@ -114,13 +117,7 @@ def test_who_was_ahead_and_who_was_behind_end_with_one_model(
 
 def learn_at_own_pace(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
     """A loop in which the last rank is far behind the others, and looks at the consensus when they have looked."""
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    group = gossamer.members(silence)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    warnings.simplefilter("ignore", RuntimeWarning)
+    group, model, optimizer = begin(rank, size, port, silence)
     try:
         comm, looked = gossamer.attach(model, optimizer, recipe, group, deadline=30.0), list[list[float]]()
         for _ in range(2):
@@ -260,13 +257,7 @@ def test_who_comes_between_two_steps_does_not_disturb_what_the_others_do_there(
 
 def learn_and_rest(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
     """A user's loop that uses the network for itself after each step."""
-    torch.set_num_threads(1)
-    torch.manual_seed(rank)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    group = gossamer.members(silence)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    warnings.simplefilter("ignore", RuntimeWarning)
+    group, model, optimizer = begin(rank, size, port, silence)
     try:
         comm = gossamer.attach(model, optimizer, recipe, group, deadline=30.0)
         while comm.step < 2 * STEPS:

@@ -99,6 +99,17 @@ def is_equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return len(some) == len(others) and all(map(same, some, others))
 
 
+def check_taken_up(seen: list[Seen], shards: int, before: list[Seen]) -> None:
+    """Models, momenta and memories of each replica are those of `before`, of 2 shards, to the bit."""
+    for rank, (facts, parameters, momenta, _) in enumerate(seen):
+        assert facts == {"step": 3}
+        assert is_equal(parameters, before[2 * (rank // shards)][1])
+        assert is_equal(momenta, before[2 * (rank // shards)][2])
+    for found, wanted in zip(whole_memories(seen, shards), whole_memories(before, 2), strict=True):
+        assert found.keys() == wanted.keys()
+        assert all(same(found[key], wanted[key]) for key in wanted), shards
+
+
 @pytest.mark.parametrize("recipe", ["topk(ratio=0.1)", "topk(ratio=0.2) + local_sgd(2)"])
 def test_other_shards_take_it_up_exactly(gang2: Gang, gang4: Gang, gang6: Gang, recipe: str, tmp_path: Path) -> None:
     """2 replicas of 2, 3 and 1 shards: models, momenta and residuals of each replica, to the bit."""
@@ -106,16 +117,9 @@ def test_other_shards_take_it_up_exactly(gang2: Gang, gang4: Gang, gang6: Gang, 
     three = gang6.run(moved, recipe, str(tmp_path / "two"), 3, str(tmp_path / "three"))
     one = gang2.run(moved, recipe, str(tmp_path / "three"), 1, str(tmp_path / "one"))
     back = gang4.run(moved, recipe, str(tmp_path / "one"), 2)
-    wanted = whole_memories(two, 2)
-    assert any(memory.abs().sum() > 0 for memory in wanted[0].values())
+    assert any(memory.abs().sum() > 0 for memory in whole_memories(two, 2)[0].values())
     for seen, shards in (three, 3), (one, 1), (back, 2):
-        for rank, (facts, parameters, momenta, _) in enumerate(seen):
-            assert facts == {"step": 3}
-            assert is_equal(parameters, two[2 * (rank // shards)][1])
-            assert is_equal(momenta, two[2 * (rank // shards)][2])
-        for found, before in zip(whole_memories(seen, shards), wanted, strict=True):
-            assert found.keys() == before.keys()
-            assert all(same(found[key], before[key]) for key in before), shards
+        check_taken_up(seen, shards, two)
 
 
 def test_other_replicas_start_from_the_consensus_and_owe_what_was_owed(
@@ -183,11 +187,5 @@ def test_models_that_are_not_sharded_take_it_up_and_give_it_back(gang2: Gang, ga
     two = gang4.run(begun, recipe, str(tmp_path / "sharded"))
     whole = gang2.run(on_whole_models, recipe, str(tmp_path / "sharded"), str(tmp_path / "whole"))
     again = gang4.run(moved, recipe, str(tmp_path / "whole"), 2)
-    wanted = whole_memories(two, 2)
     for seen, shards in (whole, 1), (again, 2):
-        for rank, (facts, parameters, momenta, _) in enumerate(seen):
-            assert facts == {"step": 3}
-            assert is_equal(parameters, two[2 * (rank // shards)][1])
-            assert is_equal(momenta, two[2 * (rank // shards)][2])
-        for found, before in zip(whole_memories(seen, shards), wanted, strict=True):
-            assert all(same(found[key], before[key]) for key in before)
+        check_taken_up(seen, shards, two)
