@@ -38,6 +38,17 @@ def test_pairs(size: int) -> None:
     assert pairs.seconds(cluster(size)) == pytest.approx((size - 1) * (LATENCY + B / RATE))
 
 
+@pytest.mark.parametrize("size", [2, 4, 64])
+def test_pairs_over_nccl_are_sent_at_once(size: int) -> None:
+    """In one latency, where they were charged one for each other rank; their bytes share the card as ever."""
+    here = cluster(size, 1, "nccl")
+    pairs = crossing_of(AllToAll([wire(B)] * size, [B] * size), 0, here, size)
+    assert pairs.seconds(here) == pytest.approx(LATENCY + (size - 1) * B / RATE)
+    inside = cluster(1, size, "nccl")
+    within = crossing_of(AllToAll([wire(B)] * size, [B] * size), 0, inside, size)
+    assert within.latency_seconds(inside) == pytest.approx(inside.latency_inside)
+
+
 def test_a_message_and_a_ticket() -> None:
     four = cluster(4)
     assert crossing_of(Send(1, wire(B)), 0, four, 4).seconds(four) == pytest.approx(LATENCY + B / RATE)

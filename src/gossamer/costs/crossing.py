@@ -80,7 +80,9 @@ class Crossing:
         return replace(self, sent=factor * self.sent, card=factor * self.card, inside=factor * self.inside)
 
     def latency_seconds(self, cluster: Cluster) -> float:
-        """Seconds that no rate shortens."""
+        """Seconds that no rate shortens: messages follow one another, but NCCL's pairs are sent at once."""
+        if self.pattern == "pairs" and cluster.backend == "nccl":
+            return cluster.latency if self.between else cluster.latency_inside * min(self.messages, 1)
         return cluster.latency * self.between + cluster.latency_inside * (self.messages - self.between)
 
     def link_seconds(self, cluster: Cluster) -> float:
