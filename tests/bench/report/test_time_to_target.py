@@ -94,6 +94,16 @@ def test_seeds_give_bounds_and_decide_ties() -> None:
     assert "seeds 0, 1 and 2" in render(whole)
 
 
+def test_rows_stand_in_the_order_of_the_ratio_that_they_show() -> None:
+    """On two seeds of three a is three times as fast as b, and on one so slow that its mean time is longer."""
+    study = study_of(three_seeds(ddp=(100, 100, 100), b=(30, 30, 30), a=(10, 10, 100)))
+    rows = {r.run.name: r for r in study.rows}
+    assert (rows["a"].reached or 0) > (rows["b"].reached or 0)
+    ratios = [r.time_ratio or 0 for r in study.rows]
+    assert ratios == sorted(ratios)
+    assert [r.run.name for r in study.rows] == ["a", "b", "ddp"]
+
+
 def test_who_misses_on_one_seed_has_no_mean_time() -> None:
     whole = three_seeds(ddp=(100, 120, 90), a=(25, 30, 22))
     whole.again[0].runs[1] = run("a", (30, 4.5))

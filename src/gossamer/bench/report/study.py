@@ -228,7 +228,9 @@ def _last(record: Record, name: str) -> float | None:
 
 
 def _order(row: RunRow) -> tuple[bool, float, bool, int]:
-    return row.reached is None, row.reached or 0.0, row.cut, row.index
+    """By the ratio that is shown: over several seeds mean times may stand in another order."""
+    shown = row.reached if row.time_ratio is None else row.time_ratio
+    return row.reached is None, shown or 0.0, row.cut, row.index
 
 
 def _by_step(row: RunRow) -> tuple[bool, float, int]:
