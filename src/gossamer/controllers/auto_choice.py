@@ -10,13 +10,13 @@ from statistics import linear_regression, median, stdev
 from typing import NamedTuple
 
 from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
+from gossamer.costs.laws import FORWARD
 
 LEAST = 4  # known steps of a window from which its median says anything
 CLEARLY = 1.5  # times as long as another, so that few steps tell the two apart
 SLOW = 1.5  # a rank that computes so many times as long as the median of the others is named
 # A step in which a rank does not wait for so many times its median had an evaluation or a checkpoint before it.
 PAUSED = 3.0
-FORWARD = 1 / 3  # of a step's computing, after which gradients begin to come
 SURE = 0.9  # confidence of a median's interval
 NOISY = 2.0  # standard deviations by which a loss may lie above its trend
 

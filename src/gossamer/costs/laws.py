@@ -18,6 +18,7 @@ FEWEST = 200  # rows of a rank in a trace
 WIDEST = 2.0  # sigma of a lognormal law
 CUTS = 2000  # of an integral
 NEAR = 1e-3  # of the mean: less than so little nobody takes
+FORWARD = 1 / 3  # of a step's computing, after which gradients begin to come, where nothing was measured
 
 
 class ComputingLaw(ABC):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from gossamer.core.errors import CostError
 from gossamer.core.parts import nearest
+from gossamer.costs.laws import FORWARD
 from gossamer.planning.model_cost import ModelCost, guessed_shares
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -100,8 +101,8 @@ def from_shapes(
     optimizer = min((3 + 2 * momenta) * ours.bytes / memory_rate, step / 4)
     return ModelCost(
         shapes=shapes,
-        forward=(step - optimizer) / 3,
-        backward=(step - optimizer) * 2 / 3,
+        forward=FORWARD * (step - optimizer),
+        backward=(1 - FORWARD) * (step - optimizer),
         optimizer=optimizer,
         shares=guessed_shares(shapes),
         momenta=momenta,

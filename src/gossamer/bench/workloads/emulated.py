@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from gossamer.bench.workloads.computing import ComputeTime
 from gossamer.bench.workloads.contract import Workload
 from gossamer.bench.workloads.shards import Batch, Data
+from gossamer.costs.laws import FORWARD
 
 FREEDOM = 3  # degrees of freedom of Student's t: heavy tails, and still a variance
 OFFSETS = 2**20  # places where a gradient's values may begin
-FORWARD = 1 / 3  # of computing, where nothing was counted
 
 
 class GradientArrival(NamedTuple):
