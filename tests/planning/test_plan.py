@@ -15,7 +15,7 @@ from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
-from gossamer.planning.baselines import compute, ddp
+from gossamer.planning.baselines import compute, ddp, fsdp
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
@@ -180,6 +180,14 @@ def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
         assert row.seconds.network >= waits
         assert row.seconds.utilisation == pytest.approx(0.35 / row.seconds.step, rel=0.05)
     assert "hides behind computing" not in sentences(found)[0]
+
+
+def test_fsdp_gathers_layer_by_layer_and_each_gather_is_a_ring() -> None:
+    """Of 13 parts, twice gathered and once scattered in 31 messages each, of which 3 leave a node; one ring was charged for all."""
+    late = from_flags(nodes=4, gpus=8, rate=1e18, latency=1.0, inside=1e18)
+    model = known_model("gpt2", 0.35)
+    step = fsdp(model).seconds(late).step
+    assert step == pytest.approx(3 * 13 * (3 * 1.0 + 28 * late.latency_inside), rel=1e-3)
 
 
 @pytest.mark.parametrize("size", [64, 1024, 10_000])

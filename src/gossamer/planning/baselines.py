@@ -1,5 +1,6 @@
 """Training without gossamer, planned by the same clock: DDP, DDP in bf16, DDP with accumulation, FSDP and HSDP."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,6 +17,7 @@ from gossamer.planning.replay import Action, Replay, StartProgram, Step, StepSec
 FIRST, CAP = 2**20, 25 * 2**20  # bytes of DDP's first bucket, and of all others
 ALONE: Step = (BackwardEnds(), OptimizerSteps(), StepEnds())
 WITHOUT: Step = (BackwardEnds(), StepEnds())  # of a micro-batch after which nothing is averaged
+LAYER = re.compile(r"(?:.*?\.)?\d+\.")  # of a parameter's name, up to the number of its layer
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
     # Scattering gradients takes as long as gathering what is trained.
     lengths = model.bytes, model.bytes + model.frozen
-    scatter, gather = (_gather(n, shards, cluster, 1).seconds(cluster) for n in lengths)
+    scatter, gather = (_gather(model, n, shards, cluster, 1).seconds(cluster) for n in lengths)
     forward, backward = max(model.forward, gather), max(model.backward, gather + scatter)
     return replace(
         model,
@@ -106,7 +108,7 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
 
     def seconds(cluster: Cluster) -> StepSeconds:
         lengths = model.bytes, model.bytes + model.frozen
-        scattered, gathered = (_gather(n, cluster.size, cluster, cluster.nodes) for n in lengths)
+        scattered, gathered = (_gather(model, n, cluster.size, cluster, cluster.nodes) for n in lengths)
         scatter, gather = scattered.seconds(cluster), gathered.seconds(cluster)
         mine = model.in_turns(cluster.turns)
         late = mine.at_speed(1 / late_by(cluster.law, cluster.size, 1))
@@ -134,13 +136,15 @@ def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
     return PlannedBaseline("hsdp", seconds)
 
 
-def _gather(length: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
-    """A ring all-gather of the bytes of a whole model, of which each rank has its share."""
+def _gather(model: ModelCost, length: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
+    """Ring all-gathers of a whole model, of which each rank has its share: one for each numbered layer, and one for all else."""
     wire = torch.empty(length // ranks, dtype=torch.uint8, device="meta")
-    if nodes > 1:
-        return crossing_of(AllGather(wire), 0, cluster, ranks)
+    layers = {found[0] if (found := LAYER.match(name)) else "" for name in model.shapes}
     moved = (ranks - 1) * wire.numel()
-    return Crossing("ring", ranks - 1, 0, moved, 0, moved)
+    whole = Crossing("ring", ranks - 1, 0, moved, 0, moved)
+    if nodes > 1:
+        whole = crossing_of(AllGather(wire), 0, cluster, ranks)
+    return replace(whole, messages=len(layers) * whole.messages, between=len(layers) * whole.between)
 
 
 def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) -> Sequence[PlannedBaseline]:
