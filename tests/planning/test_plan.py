@@ -15,12 +15,13 @@ from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
-from gossamer.planning.baselines import compute, ddp, fsdp
+from gossamer.planning.baselines import between_shards, compute, ddp, fsdp, sharded
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
 from gossamer.planning.plan import LINE_UP, TrainingPlan, line_up, plan, prepare
 from gossamer.planning.rates import Interval, busy_at, pays_between
+from gossamer.planning.replay import StartProgram
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
 from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork, Work, on_a_line
@@ -180,6 +181,23 @@ def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
         assert row.seconds.network >= waits
         assert row.seconds.utilisation == pytest.approx(0.35 / row.seconds.step, rel=0.05)
     assert "hides behind computing" not in sentences(found)[0]
+
+
+def test_between_replicas_on_gpus_recipes_go_through_gloo_and_hsdp_over_nccl() -> None:
+    """As `attach` does; recipes were planned over NCCL, where bytes take no processor and trees meet sooner."""
+    gpus, model = from_flags(nodes=32, gpus=2, rate=1e8), known_model("gpt2", 0.35)
+    found = plan(model, gpus, ["allreduce"], work=NoWork(), shards=2, curves=False)
+    (row,), dense = found.recipes, found.dense
+    gloo = prepare("allreduce", sharded(model, gpus, 2), gpus, NoWork(), 2)
+    assert row.seconds is not None
+    assert dense.seconds is not None
+    assert row.low <= row.seconds.step <= row.high
+    pieces = [p for step in gloo.steps for a in step if isinstance(a, StartProgram) for p in a.pieces]
+    assert {p.crossing.between for p in pieces if p.crossing is not None} == {2 * 31}
+    assert gloo.seconds(gpus) == row.seconds
+    assert between_shards(gpus, 1) == gpus
+    assert between_shards(gpus, 2).reaches("pairs") == gpus.reaches("pairs")
+    assert dense.seconds.step < row.seconds.step
 
 
 def test_fsdp_gathers_layer_by_layer_and_each_gather_is_a_ring() -> None:

@@ -9,6 +9,7 @@ import torch
 
 from gossamer.core.verbs import AllGather, AllReduce
 from gossamer.costs import Cluster, Crossing, crossing_of
+from gossamer.costs.cluster import BYTE_SECONDS, EFFICIENCY, PROGRAM_SECONDS
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Piece, cut_shards
@@ -101,6 +102,15 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
         optimizer=model.optimizer / shards,
         frozen=model.frozen // shards,
     )
+
+
+def between_shards(cluster: Cluster, shards: int) -> Cluster:
+    """The cluster of a recipe: on GPUs `attach` averages between replicas of a sharded model through the host and gloo."""
+    if shards == 1 or cluster.backend == "gloo":
+        return cluster
+    costs = {"byte_seconds": BYTE_SECONDS["gloo"], "program_seconds": PROGRAM_SECONDS["gloo"]}
+    reached = {pattern: cluster.reaches(pattern) for pattern in EFFICIENCY["gloo"]}  # of the same links
+    return replace(cluster, backend="gloo", efficiency=reached, **costs)
 
 
 def fsdp(model: ModelCost) -> PlannedBaseline:

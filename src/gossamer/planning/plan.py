@@ -12,7 +12,7 @@ from gossamer.core.errors import AttachError, CostError, GossamerError
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
-from gossamer.planning.baselines import ALONE, WITHOUT, PlannedBaseline, baselines, ddp, sharded
+from gossamer.planning.baselines import ALONE, WITHOUT, PlannedBaseline, baselines, between_shards, ddp, sharded
 from gossamer.planning.events import Busy, OptimizerSteps, Ready
 from gossamer.planning.losses import Money, money_of, time_kept
 from gossamer.planning.model_cost import ModelCost
@@ -91,6 +91,7 @@ class Prepared:
         return memory_of(self.programs, self.model, self.keeps)
 
     def seconds(self, cluster: Cluster, work: float = 1.0) -> StepSeconds:
+        cluster = between_shards(cluster, self.programs.sharing)
         if self.simulated:
             cycle = self.steps[self.warm :]
             return at_their_own_pace(self.programs.recipe, self.model, cluster, cycle, work, self.simulated)
@@ -111,6 +112,7 @@ class Prepared:
 def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
     """Rehearse a recipe's schedule for whole rounds, and cut each of its programs into pieces."""
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
+    cluster = between_shards(cluster, shards)
     programs = Programs(parsed, model.shapes, cluster, work, sharing=shards, momenta=model.momenta)
     _refuse_misfit(parsed, [b.layout for b in programs.buckets], programs.size, cluster.ranks_per_node)
     timed, parts = TimedSteps(programs), parsed.schedule.shape.micro_batches

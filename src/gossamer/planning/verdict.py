@@ -199,12 +199,12 @@ def _two_levels(plan: TrainingPlan) -> list[str]:
 
 
 def _between_shards(plan: TrainingPlan) -> list[str]:
-    """Say that recipes are planned over NCCL where `attach` takes another way."""
+    """Say which way recipes are planned to take where `attach` does not take that of HSDP."""
     if plan.shards == 1 or plan.cluster.backend != "nccl":
         return []
     return [
-        "Recipes are planned over NCCL. On GPUs 'attach' averages between replicas of a sharded model through the host and gloo, which "
-        "takes longer, unless it is given a process group."
+        "Recipes are planned through the host and gloo: so 'attach' averages between replicas of a sharded model on GPUs, unless it is "
+        "given a process group. Copies to the host and back are left out."
     ]
 
 
