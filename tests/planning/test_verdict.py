@@ -119,6 +119,18 @@ def test_sharded_models_are_compared_with_hsdp() -> None:
     assert not any(said in line for line in sentences(processors))
 
 
+def test_a_small_gain_on_shards_is_that_on_the_quickest_way_which_is_named() -> None:
+    """Where FSDP over all ranks is as fast as the recipe, HSDP was to be left alone for a gain that was not on it."""
+    here = from_flags(nodes=4, gpus=8, rate=1e9)
+    found = plan(known_model("gpt2", 0.35), here, ["qsgd"], shards=8, work=NoWork(), curves=False)
+    (row,), (hsdp, fsdp) = found.recipes, found.baselines
+    assert row.seconds is not None
+    assert fsdp.seconds is not None
+    quick = replace(fsdp, seconds=replace(fsdp.seconds, step=row.seconds.step / 0.97))
+    odd = replace(found, recipes=[replace(row, of={**row.of, "fsdp": 0.97})], baselines=[hsdp, quick])
+    assert sentences(odd)[0].startswith("Leave FSDP alone: qsgd, among the fastest recipes here, gains 3% on it")
+
+
 def test_where_no_recipe_runs_it_says_so() -> None:
     assert sentences(planned(1e6, ["backup"]))[0].startswith("No recipe can be planned here")
 

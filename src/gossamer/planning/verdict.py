@@ -65,7 +65,8 @@ def _verdict(plan: TrainingPlan) -> str:
     best = next(row for row in plan.possible if row.name == name)
     if kind == "small":
         gain = f"{max(1 - _of_narrow(best.of), 0):.0%}"
-        return SENTENCES[kind].format(dense=dense_name(plan), also=also(plan), best=name, gain=gain)
+        quickest = dense_name(plan) if plan.shards == 1 else max(best.of, key=lambda base: best.of[base]).upper()
+        return SENTENCES[kind].format(dense=quickest, also=also(plan), best=name, gain=gain)
     return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
 
 
