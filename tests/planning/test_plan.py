@@ -11,6 +11,7 @@ from tests.planning.models import SHAPES, SMALL
 import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
+from gossamer.controllers.auto_table import ALLOWED
 from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
@@ -213,6 +214,28 @@ def test_many_ranks_plan_quickly_enough_to_be_in_this_test(size: int) -> None:
     here = from_flags(nodes=size, gpus=1, rate=1e9)
     found = plan(known_model("gpt2", 0.35), here, ["allreduce", "qsgd", "local_sgd(8)"], curves=False)
     assert [row.error for row in found.recipes] == ["", "", ""]
+
+
+def test_auto_is_planned_as_what_it_is_predicted_to_choose() -> None:
+    """It was planned as dense, whatever the network."""
+    asked = ["auto", "allreduce", *ALLOWED]
+    rows = {row.name: row for row in plan(SMALL, FOUR, asked, work=NoWork(), curves=False).recipes}
+    steps = {name: rows[name].seconds.step for name in ALLOWED}  # pyright: ignore[reportOptionalMemberAccess]
+    assert rows["auto"].choice == min(steps, key=lambda name: steps[name])
+    assert rows["auto"].seconds == rows[rows["auto"].choice].seconds
+    assert {row.choice for name, row in rows.items() if name != "auto"} == {""}
+    free = plan(SMALL, FREE, ["auto", "allreduce"], work=NoWork(), curves=False).recipes
+    assert [row.choice for row in free if row.name == "auto"] == ["dense"]
+    assert free[0].seconds == free[1].seconds
+    (kept,) = plan(SMALL, FOUR, ["auto(gain=0.99)"], work=NoWork(), curves=False).recipes
+    assert (kept.choice, kept.seconds) == ("dense", rows["allreduce"].seconds)
+
+
+def test_auto_is_refused_where_a_recipe_that_it_may_choose_is() -> None:
+    """As `attach` refuses it before the first step."""
+    two = replace(FOUR, hosts=(replace(FOUR.hosts[0], count=2),))
+    (row,) = plan(SMALL, two, ["auto(allow=('qsgd', 'allreduce + backup(1)'))"], work=NoWork(), curves=False).recipes
+    assert row.error
 
 
 # -- work -------------------------------------------------------------------------------------------------------------------

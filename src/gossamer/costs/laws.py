@@ -69,9 +69,6 @@ class Constant(ComputingLaw):
     def slowest(self, ranks: int, steps: int) -> float:
         return 1.0
 
-    def slowest_at(self, share: float, ranks: int, steps: int) -> float:
-        return 1.0
-
 
 @final
 @dataclass(frozen=True)

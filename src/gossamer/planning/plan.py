@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf, lcm
 
+from gossamer.controllers.auto import Auto
+from gossamer.controllers.auto_replay import DENSE
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Layout
 from gossamer.core.errors import AttachError, CostError, GossamerError
@@ -79,6 +81,7 @@ class Prepared:
     copies: float  # of the model, which the schedule keeps
     overlaps: bool  # programs run while later steps compute
     simulated: int = 0  # ranks, where no one rank stands for all
+    choice: str = ""  # of `auto`
 
     @property
     def keeps(self) -> float:
@@ -128,6 +131,18 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     )
 
 
+def chosen(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: WorkSource, shards: int = 1) -> Prepared:
+    """As `prepare`; of `auto`, the recipe that it is predicted to choose: the fastest, if that gains on dense what `auto` asks."""
+    mine = Recipe.of(recipe).bound(dict(model.shapes))
+    if not isinstance(auto := mine.controller, Auto):
+        return prepare(recipe, model, cluster, work, shards)
+    pairs = zip((DENSE, *auto.allow), mine.reached, strict=True)
+    found = [replace(prepare(one, model, cluster, work, shards), choice=name) for name, one in pairs]
+    steps = [one.seconds(cluster).step for one in found]
+    least = min(steps)
+    return found[steps.index(least) if least <= (1 - auto.gain) * steps[0] else 0]
+
+
 def _narrowed(step: Step, model: ModelCost, cluster: Cluster) -> Step:
     """The step with a pass that copies the means into gradients of fewer bits, before the optimizer reads them."""
     if not any(isinstance(action, Ready) for action in step):
@@ -172,6 +187,7 @@ class Row:
     money: Money | None = None  # a step of all hosts
     estimated: bool = False
     simulated: int = 0  # ranks, for a recipe whose ranks do not all wait for the slowest
+    choice: str = ""  # what `auto` is predicted to choose
     work: str = ""  # where processor time comes from
     error: str = ""
 
@@ -307,19 +323,8 @@ class _Baselines:
             busy = dict[float, float]()
             if curves and baseline.name != "compute":
                 busy = busy_at(lambda rate, name=baseline.name: self.seconds(name, rate).utilisation)
-            money = money_of(found, self._cluster, kept)
-            out.append(
-                Row(
-                    name=baseline.name,
-                    seconds=found,
-                    low=min(steps),
-                    high=max(steps),
-                    of=of,
-                    busy_at=busy,
-                    kept=kept,
-                    money=money,
-                )
-            )
+            row = Row(name=baseline.name, seconds=found, low=min(steps), high=max(steps), of=of, busy_at=busy)
+            out.append(replace(row, kept=kept, money=money_of(found, self._cluster, kept)))
         return out
 
 
@@ -354,7 +359,7 @@ class _Planner:
         work = self.work.for_another() if isinstance(self.work, WorkInFile) else self.work
         try:
             refuse_to_shard(recipe, self.shards)
-            prepared = prepare(recipe, self.model, cluster, work, self.shards)
+            prepared = chosen(recipe, self.model, cluster, work, self.shards)
             if prepared.memory.peak > cluster.memory:
                 return Row(name=name, memory=prepared.memory, error=_too_large(prepared.memory, cluster.memory))
             found = prepared.seconds(cluster)
@@ -380,6 +385,7 @@ class _Planner:
             estimated=prepared.programs.estimated,
             work=work.name,
             simulated=prepared.simulated,
+            choice=prepared.choice,
             kept=(kept := time_kept(recipe, cluster)),
             money=money_of(found, cluster, kept),
         )

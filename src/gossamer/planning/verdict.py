@@ -152,8 +152,6 @@ def _against_accumulation(plan: TrainingPlan, best: Row) -> list[str]:
 
 def _ties(plan: TrainingPlan) -> list[str]:
     possible = plan.possible
-    if len(possible) < 2:
-        return []
     level = [row.name for row in possible if _step(row) <= (1 + TIE) * _step(possible[0])]
     if len(level) < 2:
         return []

@@ -18,7 +18,7 @@ from gossamer.costs.severity import severity
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.peak import PeakMemory
-from gossamer.planning.plan import Row, TrainingPlan, prepare, refuse_odd_ranks, refuse_to_shard
+from gossamer.planning.plan import Row, TrainingPlan, chosen, refuse_odd_ranks, refuse_to_shard
 from gossamer.planning.rates import BUSY, Interval
 from gossamer.planning.replay import StartProgram, StepSeconds
 from gossamer.planning.scaling import Scaling
@@ -39,6 +39,8 @@ def table(plan: TrainingPlan, words: list[str]) -> None:
     tables = [_rows(plan, left_out) for left_out in LEFT_OUT]
     print_table(screen, next((made for made in tables if fits(screen, made)), tables[-1]))
     for row in plan.recipes:
+        if row.choice:
+            screen.print(escape(f"{row.name}: planned as {row.choice}, which it is predicted to choose"))
         if row.simulated:
             screen.print(escape(f"{row.name}: simulated on {row.simulated} ranks, who do not all wait for the slowest"))
         elif row.error:
@@ -182,6 +184,7 @@ def _row_dict(row: Row) -> dict[str, Any]:
         "goodput": row.kept,
         "estimated": row.estimated,
         "simulated_ranks": row.simulated,
+        "choice": row.choice or None,
         "source": {"work": row.work},
     }
 
@@ -211,11 +214,13 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
     refuse_to_shard(recipe, shards)
     model = model.at_speed(cluster.speed)
     mine = sharded(model, cluster, shards) if shards > 1 else model
-    prepared = prepare(recipe, mine, cluster, work, shards)
+    prepared = chosen(recipe, mine, cluster, work, shards)
     found, screen = prepared.seconds(cluster), console()
     screen.print(escape(f"{recipe}: {say_seconds(found.step)} a step"), style="bold")
     split = ", ".join(f"{name} {say_seconds(value)}" for name, value in _split(found).items() if value > 0)
     screen.print(f"  {split}")
+    if prepared.choice:
+        screen.print(escape(f"  of {prepared.choice}, which it is predicted to choose"))
     screen.print(f"  work: {work.name}; computing: {model.source}")
     screen.print(f"  memory at its peak, {say_size(prepared.memory.peak)}: {prepared.memory.in_words()}")
     if model.is_narrow:

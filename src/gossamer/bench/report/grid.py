@@ -8,7 +8,7 @@ from gossamer.costs import Cluster
 from gossamer.planning.baselines import baselines, sharded
 from gossamer.planning.measured_model import with_step
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.plan import Prepared, TrainingPlan, prepare
+from gossamer.planning.plan import Prepared, TrainingPlan, chosen
 from gossamer.planning.rates import RATES
 from gossamer.planning.replay import StepSeconds
 from gossamer.planning.scaling import of_hosts
@@ -99,7 +99,7 @@ class _Points:
 
     def _cut(self, name: str, work: WorkSource) -> Prepared | None:
         try:
-            return prepare(name, self._mine(self._plan.model), self._cluster, work, self._plan.shards)
+            return chosen(name, self._mine(self._plan.model), self._cluster, work, self._plan.shards)
         except GossamerError:
             return None
 
