@@ -64,6 +64,22 @@ def test_gradients_arrive_by_the_blocks_that_are_in_force_also_after_a_controlle
     assert moments[-1] - moments[-2] == pytest.approx(alone[-1] - alone[-2], rel=1e-3)
 
 
+def test_auto_is_charged_for_what_it_has_put_in_force() -> None:
+    """terngrad has more pieces than dense, which was charged to the end; and candidates took no time to be run."""
+    recipe = "terngrad(last='qsgd')"
+    auto = f'auto(allow=("{recipe}",))'
+    slow = replace(CLUSTER, hosts=(replace(HOSTS, up=1e5),))
+    alone = trained(recipe, costs_on(slow, recipe, MODEL, Steady()), 4).moments(4)
+    costs = costs_on(slow, auto, MODEL, Steady())
+    run = trained(auto, costs, 30)
+    moments = run.moments(30)
+    assert any(f"auto: {recipe} from step " in each.decision for each in run.ledger.decisions)
+    assert moments[-1] - moments[-2] == pytest.approx(alone[-1] - alone[-2], rel=1e-3)
+    assert not costs.links.in_force  # of another run
+    ran = [span for span in run.spans if span.rank == 0 and span.kind == "computing" and span.end - span.begin < 0.09]
+    assert len(ran) >= 2
+
+
 def test_a_step_takes_computing_and_the_ring_that_nothing_hides() -> None:
     costs = costs_on(CLUSTER, "allreduce + bucket(100.0)", MODEL, NoWork())
     run = trained("allreduce + bucket(100.0)", costs, steps=1)

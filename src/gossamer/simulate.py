@@ -3,9 +3,9 @@
 The same worker, recipe and algorithms as on real processes; only the fabric differs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from heapq import heapify, heapreplace
 
 import torch
@@ -22,7 +22,7 @@ from gossamer.kernels.finite import all_finite
 from gossamer.planning import bytes_per_step
 from gossamer.planning.events import AverageRequest
 from gossamer.planning.model_cost import ModelCost
-from gossamer.planning.pieces import Programs
+from gossamer.planning.pieces import Piece, Programs
 from gossamer.planning.work import WorkSource
 from gossamer.planning.work_tables import work_of
 from gossamer.recipe import Recipe
@@ -60,6 +60,15 @@ class ClusterCosts:
 
     links: ClusterLinks
     model: ModelCost
+    pieces_of: Callable[[Recipe], Mapping[str, Sequence[float]]]  # the work of each program of a recipe
+
+    def charge(self, rank: int, worker: Worker) -> None:
+        """Charge a rank for the recipe that `auto` has put in force, and for candidates that it runs on the largest block."""
+        if not worker.recipe.controller.hears_times:
+            return
+        self.links.in_force[rank] = self.pieces_of(worker.recipe)
+        share = max(bucket.layout.numel for bucket in worker.buckets) * self.links.slowdown(rank) / self.model.numel
+        worker.controller.times.virtual = lambda recipe: share * sum(map(sum, self.pieces_of(recipe).values()))
 
     def before(self, rank: int, step: int, parts: int, averages: bool) -> float:
         """Seconds of a step before its first gradient is there; the optimizer's count as the next step's."""
@@ -94,7 +103,7 @@ class ClusterCosts:
 
     def of_a_run(self) -> "ClusterCosts":
         """The same with events that none of their ranks has reached."""
-        return replace(self, links=replace(self.links, events=EventClock(self.links.events.events)))
+        return replace(self, links=replace(self.links, events=EventClock(self.links.events.events), in_force={}))
 
 
 def costs_on(
@@ -117,16 +126,21 @@ def costs_on(
     (['w'], 3)
     """
     parsed = Recipe.of(recipe).bound(dict(model.shapes))
-    programs = Programs(parsed, model.shapes, cluster, work or work_of(cluster))
-    pieces = dict[str, list[float]]()
-    for i, bucket in enumerate(programs.buckets):
-        seconds, inside = list[float](), 0.0
-        for piece in programs.pieces([AverageRequest((i,))]):
-            seconds.append(piece.work + inside)
-            inside = piece.inside
-        pieces[bucket.name] = seconds
-    links = ClusterLinks(cluster, pieces, EventClock(events or Events()))
-    return ClusterCosts(links, model)
+    work = work or work_of(cluster)
+
+    @cache
+    def pieces_of(recipe: Recipe) -> dict[str, list[float]]:
+        programs = Programs(recipe, model.shapes, cluster, work)
+        asked = [programs.pieces([AverageRequest((i,))]) for i in range(len(programs.buckets))]
+        return {bucket.name: _before_each(pieces) for bucket, pieces in zip(programs.buckets, asked, strict=True)}
+
+    links = ClusterLinks(cluster, pieces_of(parsed), EventClock(events or Events()))
+    return ClusterCosts(links, model, pieces_of)
+
+
+def _before_each(pieces: Sequence[Piece]) -> list[float]:
+    """The work before each request, with what was made or read while the one before it was under way."""
+    return [piece.work + inside for piece, inside in zip(pieces, (0.0, *(piece.inside for piece in pieces)))]
 
 
 def train(
@@ -257,6 +271,7 @@ def program(
             if not goes_on(step, clock):
                 break
             costs.links.events.begin(rank, step, clock)
+            costs.charge(rank, worker)
             before = costs.before(rank, step, parts, averages)
         else:
             before = parts * costs(rank, step)

@@ -150,6 +150,7 @@ class MemberSteps:
     def _compute(self, step: int) -> Program[float]:
         worker, costs, present = self.worker, self._training.crew.costs, self.worker.ranks.present
         schedule, backward = worker.recipe.schedule, self._training.crew.backward
+        costs.charge(self._rank, worker)
         seconds = costs.before(self._rank, step, schedule.shape.micro_batches, schedule.averages(step))
         gradients = partial(compute_gradients, self._replica, lambda model, _, step: backward(model, present, step))
         loss = worker.loss = yield Compute(gradients, "compute", seconds)

@@ -67,12 +67,14 @@ class ClusterLinks:
     """The links and processors of a cluster.
 
     `pieces` holds, for a program by its label, the processor seconds before each of its requests and after its last. The
-    ranks of a host share its cores, all of them at work. `events` are those of one run.
+    ranks of a host share its cores, all of them at work. `events` are those of one run, `in_force` the
+    pieces of ranks whose controller has put another recipe in force.
     """
 
     cluster: Cluster
     pieces: Mapping[str, Sequence[float]] = field(default_factory=dict[str, Sequence[float]])
     events: EventClock = field(default_factory=EventClock)
+    in_force: dict[int, Mapping[str, Sequence[float]]] = field(default_factory=dict[int, Mapping[str, Sequence[float]]])
 
     @property
     def per_node(self) -> int:
@@ -103,7 +105,7 @@ class ClusterLinks:
 
     def work(self, rank: int, label: str, piece: int) -> float:
         """Processor seconds of a program before its k-th request, or after its last."""
-        pieces = self.pieces.get(label, ())
+        pieces = self.in_force.get(rank, self.pieces).get(label, ())
         return pieces[piece] * self.slowdown(rank) if piece < len(pieces) else 0.0
 
     def message(self, length: int, sender: int, to: int, when: RequestTime) -> tuple[float, float]:

@@ -6,7 +6,8 @@ host, by events on its streams.
 
 import platform
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from math import inf, isfinite
 from statistics import median
@@ -76,6 +77,7 @@ class StepTimes:
         self._latency = NAN
         self._copy: Tensor | None = None  # of the largest block's gradient, for candidates to be run on
         self._running: Handle[None] | None = None
+        self.virtual: Callable[[Any], float] = lambda candidate: 0.0  # seconds of its work, in a simulation
 
     @property
     def due(self) -> TimesDue:
@@ -156,9 +158,10 @@ class StepTimes:
         dense, _ = self._driven(self._worker.recipe, index, copy, context)
         for number in due.runs:
             candidate = due.candidates[number].bound(shapes)
+            run = partial(self._driven, candidate, index, copy, context)
             for _ in range(2):
                 began = yield from now()
-                bytes_, requests = yield Compute(lambda one=candidate: self._driven(one, index, copy, context), LABEL)
+                bytes_, requests = yield Compute(run, LABEL, self.virtual(candidate))
                 self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
             if due.sends:
                 took = yield from self._together(candidate, index, copy, context)
@@ -169,6 +172,7 @@ class StepTimes:
         took = list[float]()
         for _ in range(3):
             began = yield from now()
+            yield Compute(lambda: None, LABEL, self.virtual(recipe))
             for way, block in _runs(recipe, self._worker.buckets[index], copy):
                 read_numbers(peak((yield from _averaged(way, block, context))))
             took.append((yield from now()) - began)
