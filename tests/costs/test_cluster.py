@@ -141,6 +141,8 @@ def test_prices_failures_and_memory_are_written_too(tmp_path: Path) -> None:
             r"line 22: efficiency must lie above 0 and up to 1, not -0.5",
         ),
         ("format = 1", "format = ", r"is not TOML"),
+        ("count = 3", "count = 3" + "0" * 5000, r"is not TOML: Exceeds the limit"),
+        ("count = 3", "count = " + "[" * 100_000, r"is not TOML: "),
     ],
 )
 def test_a_broken_file_is_refused_with_its_line_and_field(old: str, new: str, says: str, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class TomlReader:
             self.table = tomllib.loads(text)
         except OSError as error:
             raise CostError(f"{path} cannot be read: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # its bytes, its text, its numbers or its depth
             raise CostError(f"{path} is not TOML: {error}") from None
         self.lines = text.splitlines()
 

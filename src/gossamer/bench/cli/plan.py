@@ -332,7 +332,7 @@ def _shapes_in(path: Path) -> dict[str, tuple[int, ...]]:
         raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no list of shapes: {error}") from None
     if not isinstance(raw, dict) or not raw:
         raise InputError(f"{path} must hold a shape for each parameter: weight = [768, 3072]")
