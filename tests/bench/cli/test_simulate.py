@@ -281,3 +281,10 @@ def test_a_loss_that_ran_away_is_null_in_json_which_knows_no_nan(say: Say) -> No
     out = say(*DIGITS, "--recipe", "allreduce + every_step(rate=1e30)", "--free-work", "--json")[1]
     (run,) = json.loads(out, parse_constant=is_none)
     assert [point["loss"] is None for point in run["curve"]] == [False, True, True]
+
+
+def test_long_times_are_in_digits(say: Say) -> None:
+    """Of hours there were powers of ten: 1.5e+04."""
+    _, out, _ = say(*DIGITS[:4], "--rate", "10mbit", "--step", "5000s", "--rounds", "3", "--free-work")
+    assert "15000" in out
+    assert "e+" not in out

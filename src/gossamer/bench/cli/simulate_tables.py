@@ -76,7 +76,7 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
         table.add_row(
             escape(run.recipe),
             str(run.steps),
-            f"{run.seconds:.4g}",
+            _digits(run.seconds),
             say_seconds(run.seconds / run.steps),
             *([run.on_loss, f"{run.hourly:,.0f}", f"{run.gradients:,}"] if losses else []),
             say_size(run.sent),
@@ -101,13 +101,18 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
     for run in runs:
         every = max(len(run.losses) // 5, 1)
         points = [*zip(run.moments, run.losses)][every - 1 :: every]
-        screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {at:.3g} s" for at, loss in points)))
+        screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {say_seconds(at)}" for at, loss in points)))
+
+
+def _digits(seconds: float) -> str:
+    """Four digits; long times in whole seconds, and not in powers of ten."""
+    return f"{seconds:.4g}" if seconds < 9999.5 else f"{seconds:.0f}"
 
 
 def _sentence(restart: simulated_restarts.Restart) -> str:
     away = say_seconds(restart.resumed - restart.clock)
     return (
-        f"ranks changed at {restart.clock:.4g} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
+        f"ranks changed at {_digits(restart.clock)} s; after {away} {len(restart.present)} ranks went on from step {restart.done + 1}"
         + (f", and {restart.again} steps were made again" if restart.again else "")
     )
 
@@ -117,7 +122,7 @@ def _sentence_of(change: simulated_members.MembersChange) -> str:
     named = ", ".join(f"{numbered([*ranks])} {what}" for what, ranks in words.items() if ranks)
     stood = say_seconds(change.resumed - change.noticed)
     return (
-        f"{named or 'nobody is gone'} at {change.clock:.4g} s; noticed at {change.noticed:.4g} s, and after {stood} "
+        f"{named or 'nobody is gone'} at {_digits(change.clock)} s; noticed at {_digits(change.noticed)} s, and after {stood} "
         f"{len(change.present)} ranks went on with step {change.step}"
         + (f", and {change.dropped} gradients were dropped" if change.dropped else "")
     )
