@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from gossamer.costs import from_flags
+from gossamer.costs.quantities import Price
 from gossamer.planning.model_shapes import known_model
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.rates import Interval
@@ -129,6 +130,20 @@ def test_a_small_gain_on_shards_is_that_on_the_quickest_way_which_is_named() -> 
     quick = replace(fsdp, seconds=replace(fsdp.seconds, step=row.seconds.step / 0.97))
     odd = replace(found, recipes=[replace(row, of={**row.of, "fsdp": 0.97})], baselines=[hsdp, quick])
     assert sentences(odd)[0].startswith("Leave FSDP alone: qsgd, among the fastest recipes here, gains 3% on it")
+
+
+def test_what_is_cheaper_is_named_also_where_dense_hides_its_network() -> None:
+    """All that was said was to leave DDP alone, however much each byte costs."""
+    fast = from_flags(nodes=2, gpus=1, rate=100e9)
+    here = replace(fast, hosts=(replace(fast.hosts[0], price=Price(2.0, "USD"), egress=Price(0.09, "USD")),))
+    first, *others = sentences(plan(known_model("gpt2", 0.35), here, ["bf16", "topk"], work=NoWork(), curves=False))
+    assert first.startswith("Leave DDP alone: its network hides behind computing")
+    (line,) = [line for line in others if "1,000 steps cost" in line]
+    assert " USD under topk, and " in line
+    assert line.endswith(" USD under ddp-bf16.")
+    free = replace(fast, hosts=(replace(fast.hosts[0], price=Price(2.0, "USD")),))
+    said = sentences(plan(known_model("gpt2", 0.35), free, ["topk"], work=NoWork(), curves=False))
+    assert not any("1,000 steps cost" in line for line in said)
 
 
 def test_where_no_recipe_runs_it_says_so() -> None:

@@ -134,6 +134,10 @@ def say_size(value: float) -> str:
     return _in_units(value, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
+def say_money(amount: float, currency: str) -> str:
+    return _in_units(amount, (currency, 1.0))
+
+
 def _in_units(value: float, *units: tuple[str, float]) -> str:
     """A value in the largest unit that is not above it, or in the last; never in powers of ten."""
     unit, factor = next(((unit, factor) for unit, factor in units if value >= 0.9995 * factor), units[-1])

@@ -13,7 +13,7 @@ from gossamer.bench import utility
 from gossamer.bench.cli.console import columns, console, fits, print_table
 from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
-from gossamer.costs.quantities import say_rate, say_seconds, say_size
+from gossamer.costs.quantities import say_money, say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
@@ -97,7 +97,7 @@ def _cells(row: Row, names: list[str], dense: str, priced: bool) -> list[str]:
     cells.append(_intervals(row.pays.get(dense, [])))
     cells.append(say_rate(row.busy_at[0.9]) if 0.9 in row.busy_at else "")
     cells.append("" if row.every is None else str(row.every))
-    cells += ["" if row.money is None else f"{1000 * row.money.amount:.3g}"] if priced else []
+    cells += ["" if row.money is None else say_money(1000 * row.money.amount, "").strip()] if priced else []
     cells += [f"{row.kept:.0%}"] if row.kept is not None else []
     return cells
 
