@@ -64,11 +64,10 @@ class ClusterCosts:
 
     def charge(self, rank: int, worker: Worker) -> None:
         """Charge a rank for the recipe that `auto` has put in force, and for candidates that it runs on the largest block."""
-        if not worker.recipe.controller.hears_times:
-            return
-        self.links.in_force[rank] = self.pieces_of(worker.recipe)
-        share = max(bucket.layout.numel for bucket in worker.buckets) * self.links.slowdown(rank) / self.model.numel
-        worker.controller.times.virtual = lambda recipe: share * sum(map(sum, self.pieces_of(recipe).values()))
+        if worker.recipe.controller.hears_times:
+            self.links.in_force[rank] = self.pieces_of(worker.recipe)
+            share = max(bucket.layout.numel for bucket in worker.buckets) * self.links.slowdown(rank) / self.model.numel
+            worker.controller.times.virtual = lambda recipe: share * sum(map(sum, self.pieces_of(recipe).values()))
 
     def before(self, rank: int, step: int, parts: int, averages: bool) -> float:
         """Seconds of a step before its first gradient is there; the optimizer's count as the next step's."""
@@ -125,12 +124,11 @@ def costs_on(
     >>> [*costs.links.pieces], len(costs.links.pieces["w"])
     (['w'], 3)
     """
-    parsed = Recipe.of(recipe).bound(dict(model.shapes))
-    work = work or work_of(cluster)
+    parsed, source = Recipe.of(recipe).bound(dict(model.shapes)), work or work_of(cluster)
 
     @cache
     def pieces_of(recipe: Recipe) -> dict[str, list[float]]:
-        programs = Programs(recipe, model.shapes, cluster, work)
+        programs = Programs(recipe, model.shapes, cluster, source)
         asked = [programs.pieces([AverageRequest((i,))]) for i in range(len(programs.buckets))]
         return {bucket.name: _before_each(pieces) for bucket, pieces in zip(programs.buckets, asked, strict=True)}
 

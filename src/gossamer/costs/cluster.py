@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from gossamer.core.errors import CostError
 from gossamer.costs.laws import ComputingLaw, Constant, SlowRank, Trace
@@ -95,8 +95,10 @@ INSIDE: Mapping[Device, float] = {"cpu": 5e9, "gpu": 20e9}
 
 NEAR, FARTHEST = 0.1, 20e-6  # latency inside a host: a share of that between hosts, and at most so many seconds
 
-BYTE_SECONDS: Mapping[Backend, float] = {"gloo": 6e-10, "nccl": 0.0}
-PROGRAM_SECONDS: Mapping[Backend, float] = {"gloo": 3e-4, "nccl": 1e-4}
+COMM_THREADS: Mapping[Backend, Mapping[str, Any]] = {
+    "gloo": {"byte_seconds": 6e-10, "program_seconds": 3e-4},
+    "nccl": {"byte_seconds": 0.0, "program_seconds": 1e-4},
+}
 """What comm threads take of a processor for a byte and for a program, where it is not given: over NCCL, bytes take none."""
 
 
@@ -262,10 +264,4 @@ def from_flags(
         memory_rate=MEMORY_RATES[device],
     )
     backend: Backend = "nccl" if gpus else "gloo"
-    return Cluster(
-        hosts=(hosts,),
-        backend=backend,
-        sources=sources,
-        byte_seconds=BYTE_SECONDS[backend],
-        program_seconds=PROGRAM_SECONDS[backend],
-    )
+    return Cluster(hosts=(hosts,), backend=backend, sources=sources, **COMM_THREADS[backend])

@@ -10,11 +10,10 @@ from typing import Any
 from gossamer.core.errors import CostError
 from gossamer.costs import quantities
 from gossamer.costs.cluster import (
-    BYTE_SECONDS,
+    COMM_THREADS,
     INSIDE,
     LATENCIES,
     MEMORY_RATES,
-    PROGRAM_SECONDS,
     Backend,
     Cluster,
     Device,
@@ -152,7 +151,6 @@ class _ClusterReader(TomlReader):
         network["work"] = {
             name: self._work(name, one, n) for n, (name, one) in enumerate(self._inner(table, "work").items())
         }
-        usual: dict[str, Any] = {"byte_seconds": BYTE_SECONDS[backend], "program_seconds": PROGRAM_SECONDS[backend]}
         self._here = range(0)
         given = {name: "file" for group in groups for name in group} | dict.fromkeys(network, "file")
         try:
@@ -161,7 +159,7 @@ class _ClusterReader(TomlReader):
                 name=str(table.get("name", "")),
                 backend=backend,
                 sources=given | {"rate": "file"} | sources,
-                **(usual | network),
+                **(dict(COMM_THREADS[backend]) | network),
             )
         except CostError as error:
             blamed = next((field for words, field in BLAMED.items() if words in str(error)), "hosts")

@@ -9,7 +9,7 @@ import torch
 
 from gossamer.core.verbs import AllGather, AllReduce
 from gossamer.costs import Cluster, Crossing, crossing_of
-from gossamer.costs.cluster import BYTE_SECONDS, EFFICIENCY, PROGRAM_SECONDS
+from gossamer.costs.cluster import COMM_THREADS, EFFICIENCY
 from gossamer.planning.events import BackwardEnds, Busy, OptimizerSteps, Ready, StepEnds, Wait
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.pieces import Piece, cut_shards
@@ -108,9 +108,8 @@ def between_shards(cluster: Cluster, shards: int) -> Cluster:
     """The cluster of a recipe: on GPUs `attach` averages between replicas of a sharded model through the host and gloo."""
     if shards == 1 or cluster.backend == "gloo":
         return cluster
-    costs = {"byte_seconds": BYTE_SECONDS["gloo"], "program_seconds": PROGRAM_SECONDS["gloo"]}
     reached = {pattern: cluster.reaches(pattern) for pattern in EFFICIENCY["gloo"]}  # of the same links
-    return replace(cluster, backend="gloo", efficiency=reached, **costs)
+    return replace(cluster, backend="gloo", efficiency=reached, **COMM_THREADS["gloo"])
 
 
 def fsdp(model: ModelCost) -> PlannedBaseline:
@@ -140,8 +139,7 @@ def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
         mine = sharded(model, cluster, shards)
         told = replace(mine, buckets=_ddp_buckets(mine), wide=mine.width)
         averaged = _averaged(told, cluster.size // shards, cluster, mine.width, sharing=shards)
-        step: Step = (*averaged, OptimizerSteps(), StepEnds())
-        return Replay(cluster, told).seconds([step] * 2, 1)
+        return Replay(cluster, told).seconds([(*averaged, OptimizerSteps(), StepEnds())] * 2, 1)
 
     return PlannedBaseline("hsdp", seconds)
 

@@ -77,11 +77,9 @@ def at_their_own_pace(
     step = len(paces) / sum(1 / pace for pace in paces)
     computing = len(factors) / sum(1 / factor for factor in factors)  # relative to the slowest host's
     told = model.at_speed(1 / computing)
-    rest = max(step - told.computing - busy, 0.0)
+    rest = max(step - told.computing - busy, 0.0) + sum(told.gathering)
     sent, card = (sum(getattr(c, name) for c in crossings) / len(steps) for name in ("sent", "card"))
-    forward, backward = told.passes
-    rest += sum(told.gathering)
-    return StepSeconds(step, forward, backward, busy, rest, told.optimizer, sent, card)
+    return StepSeconds(step, *told.passes, busy, rest, told.optimizer, sent, card)
 
 
 def _piece_seconds(piece: Piece, cluster: Cluster, times: float) -> float:

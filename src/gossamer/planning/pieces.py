@@ -99,13 +99,9 @@ class Programs:
 
     def _plain(self, verb: Verb) -> Piece:
         crossing = self._crossing(verb) if isinstance(verb, Shared) else None
-        match verb:
-            case TakeTicket(name):
-                return Piece(0.0, crossing, opens=name)
-            case WaitQuorum(name):
-                return Piece(0.0, crossing, needs=name)
-            case _:
-                return Piece(0.0, crossing)
+        opens = verb.name if isinstance(verb, TakeTicket) else ""
+        needs = verb.name if isinstance(verb, WaitQuorum) else ""
+        return Piece(0.0, crossing, opens=opens, needs=needs)
 
     def _crossing(self, verb: Shared) -> Crossing:
         return crossing_of(verb, 0, self.cluster, self.size, self.sharing)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf, lcm
 
-from gossamer.controllers.auto import Auto
-from gossamer.controllers.auto_replay import DENSE
+from gossamer.controllers.auto import DENSE, Auto
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Layout
 from gossamer.core.errors import AttachError, CostError, GossamerError

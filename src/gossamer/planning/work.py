@@ -87,14 +87,12 @@ class MemoryPasses:
         out = [Work((first + _written(verbs[0]) if verbs else 0) / self.rate + self.launch, 0.0)]
         for verb, then in zip(verbs, [*verbs[1:], None]):
             read = _read(verb, size)
-            touched = (
-                min(2 * dense, 16 * read) + read * (1 + 15 * (read > dense)) + (0 if then is None else _written(then))
-            )
+            touched = min(2 * dense, 16 * read) + read * (1 + 15 * (read > dense)) + _written(then)
             out.append(Work(touched / self.rate + self.launch, 0.0))
         return out
 
 
-def _written(verb: Verb) -> int:
+def _written(verb: Verb | None) -> int:
     match verb:
         case AllGather(wire):
             return wire.numel()
