@@ -1,8 +1,10 @@
 """Import cost, the fallback without Numba, compilation, and the benchmark."""
 
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 
 from gossamer import kernels
 from gossamer.bench.kernels import measure
+from gossamer.kernels import cpu
 
 kernels_backends = sys.modules["gossamer.kernels.backends"]  # the function of that name hides the module
 
@@ -28,10 +31,53 @@ kernels.warmup()
 """
 
 
+BROKEN_NUMBA = """
+import torch, gossamer.kernels as kernels
+from gossamer.bench.cli import doctor
+x = torch.tensor([1.0, -3.0])
+print(kernels.absmax(x, (0, 2)).item(), kernels.divide(x, 2).item())
+kernels.warmup()
+print(doctor._compiler("cpu", doctor.environment()["kernels"]["cpu"]))
+"""
+
+
 def test_numba_is_optional():
     """That it is imported late is seen in tests/test_house.py."""
     head = f"import sys; sys.path[:0] = {sys.path!r}\n"
     subprocess.run([sys.executable, "-W", "error", "-c", head + WITHOUT_NUMBA], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "error", ["ImportError('Numba needs NumPy 2.2 or less')", "SystemError('initialization failed')", "OSError('llvmlite')"]
+)
+def test_a_numba_that_cannot_be_imported_is_told_of_once_and_not_used(tmp_path, error):
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text(f"raise {error}\n")
+    head = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n"
+    command = [sys.executable, "-c", head + BROKEN_NUMBA]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    cause = error.replace("('", ": ").removesuffix("')")
+    told = f"plain torch, which is slower; numba cannot be used ({cause}): pip install --upgrade numba"
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["3.0 1.5", told]), done.stderr
+    assert done.stderr.count("RuntimeWarning") == done.stderr.count(f"cannot be used ({cause})") == 1, done.stderr
+
+
+def test_a_user_without_a_home_has_a_temporary_cache_of_kernels(monkeypatch, tmp_path):
+    """In a container HOME may be unset, and the system may not know the user; nor can the installation be written to."""
+
+    def unknown(number):
+        raise KeyError(number)
+
+    real, here = os.access, str(Path(cpu.__file__).parent)
+    monkeypatch.setattr("os.access", lambda path, mode: not str(path).startswith(here) and real(path, mode))
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delitem(sys.modules, "numba", raising=False)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "")  # so that it is put back
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    cpu._ensure_cache()
+    assert Path(os.environ["NUMBA_CACHE_DIR"]).parent == tmp_path
 
 
 @pytest.mark.skipif("numba" not in kernels.backends(), reason="numba is not installed")
@@ -105,6 +151,7 @@ def test_a_triton_that_cannot_launch_is_told_of_once_and_not_used(monkeypatch):
 def test_where_triton_does_not_run_gpus_use_torch(monkeypatch, runs):
     device = torch.device("cuda:3")
     monkeypatch.setattr(kernels_backends, "backends", lambda: ("torch", "numba", "triton"))
+    monkeypatch.setattr(kernels_backends, "numba_fault", lambda: None)
     monkeypatch.setattr(kernels_backends, "_verdicts", {device: runs})
     assert kernels_backends.chosen(device) == ("triton" if runs else "torch")
     assert kernels_backends.chosen(torch.device("cpu")) == "numba"

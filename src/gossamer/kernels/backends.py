@@ -26,7 +26,7 @@ _forced: ContextVar[Backend | None] = ContextVar("gossamer_kernel_backend", defa
 
 @lru_cache(maxsize=1)
 def backends() -> tuple[Backend, ...]:
-    """Backends that this installation can run; always includes the torch reference."""
+    """Backends that are installed here; always includes the torch reference."""
     optional: tuple[Backend, ...] = ("numba", "triton")
     return ("torch", *(name for name in optional if find_spec(name) is not None))
 
@@ -50,11 +50,28 @@ def chosen(device: torch.device) -> Backend:
     forced = _forced.get()
     if forced is not None:
         return forced
-    if device.type == "cpu" and "numba" in backends():
+    if device.type == "cpu" and "numba" in backends() and numba_fault() is None:
         return "numba"
     if device.type == "cuda" and "triton" in backends() and triton_runs(device):
         return "triton"
     return "torch"
+
+
+@lru_cache(maxsize=1)
+def numba_fault() -> str | None:
+    """Why the Numba that is installed cannot be used, of which it warns once; None if it can."""
+    try:
+        importlib.import_module(f"{__package__}.cpu.scales")
+    except Exception as error:  # another numpy or Python than it was built for, or an llvmlite that does not load
+        fault = _in_words(error)
+        warnings.warn(
+            f"Numba is installed and cannot be used ({fault}), so codecs run as plain torch operations on CPUs, which are "
+            "slower; install one that fits this Python and this numpy: pip install --upgrade numba",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return fault
+    return None
 
 
 def triton_runs(device: torch.device) -> bool:
@@ -71,14 +88,17 @@ def _try_triton(device: torch.device) -> bool:
         found = _load("triton", "scales", "absmax")(ones, (0, 4))
         return bool(found == 1)
     except Exception as error:  # whatever it lacks: a C compiler, libcuda, a GPU that it knows
-        reason = (str(error).strip().splitlines() or [""])[-1]
         warnings.warn(
-            f"Triton does not run on {device} ({type(error).__name__}: {reason}), so codecs run as plain torch operations "
+            f"Triton does not run on {device} ({_in_words(error)}), so codecs run as plain torch operations "
             "there, which are slower; what it needs besides the driver is most often a C compiler (gcc or clang)",
             RuntimeWarning,
             stacklevel=2,
         )
         return False
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1]}"
 
 
 def twin(family: str, function: str, device: torch.device) -> Callable[..., Any]:

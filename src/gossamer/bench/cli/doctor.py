@@ -32,7 +32,7 @@ from gossamer.core.errors import PeerError
 from gossamer.costs import severity
 from gossamer.costs.cluster_file import write_cluster
 from gossamer.costs.quantities import say_rate
-from gossamer.kernels.backends import chosen
+from gossamer.kernels.backends import chosen, numba_fault
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
 COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
@@ -212,8 +212,11 @@ def _compiler(device: str, name: str) -> str:
             return f"{package} {version(package)}"
         except PackageNotFoundError:  # torch for ROCm, and its nightlies, bring triton under another name
             return package
-    missing = importlib.util.find_spec(package) is None
-    return "plain torch, which is slower" + (f"; for {package}: {cure}" if missing else "")
+    if importlib.util.find_spec(package) is None:
+        return f"plain torch, which is slower; for {package}: {cure}"
+    fault = numba_fault() if package == "numba" else None
+    why = f"; numba cannot be used ({fault}): pip install --upgrade numba" if fault else ""
+    return f"plain torch, which is slower{why}"
 
 
 def _lab_in_words(lab: Found) -> list[tuple[str, str]]:
