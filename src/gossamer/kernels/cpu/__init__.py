@@ -13,7 +13,7 @@ def _ensure_cache() -> None:
     beside = Path(__file__).parent / "__pycache__"
     if os.access(beside if beside.exists() else beside.parent, os.W_OK):
         return
-    if not os.access(Path.home(), os.W_OK):
+    if not os.access(os.path.expanduser("~"), os.W_OK):  # stays "~" for a user without a home, as in some containers
         os.environ["NUMBA_CACHE_DIR"] = tempfile.mkdtemp(prefix="gossamer-numba-")
 
 
