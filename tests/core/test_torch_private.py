@@ -1,6 +1,8 @@
 """Torch's private names: each is in one module, and one that is missing is told when gossamer is imported."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,22 @@ def test_a_name_that_is_gone_is_told_in_one_sentence(owner: object) -> None:
         ImportError, match=r"^torch \S+ has no '\S+\._gone', by which gossamer sees; use another release"
     ):
         private_name(owner, "_gone", "sees")
+
+
+GONE = """
+import sys
+sys.modules["torch.distributed.fsdp._fully_shard._fsdp_common"] = None
+from torch import nn
+from gossamer.integrations.held_model import WholeModel, held
+assert isinstance(held(nn.Linear(2, 2)), WholeModel)
+import gossamer.integrations.fsdp
+"""
+
+
+def test_a_module_of_fsdp2_that_is_gone_is_told_to_those_who_shard_alone() -> None:
+    program = f"import sys, torch.distributed.fsdp; sys.path[:0] = {sys.path!r}\n{GONE}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: torch {torch.__version__} has no 'torch.distributed.fsdp._fully_shard._fsdp_common'")
+    assert last.endswith("use another release of torch, or a newer gossamer")

@@ -7,7 +7,6 @@ names of FSDP2 are in this file.
 
 import warnings
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any, final
 
 import torch
@@ -18,7 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
 
 from gossamer.core.errors import AttachError
-from gossamer.core.torch_private import private_name
+from gossamer.core.torch_private import private_module, private_name
 from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -34,7 +33,7 @@ from gossamer.runtime.outlasting import cannot_shard
 
 _HERE = "torch.distributed.fsdp._fully_shard."
 _USE = "averages between the replicas of a model that FSDP2 shards"
-_common, _group = import_module(_HERE + "_fsdp_common"), import_module(_HERE + "_fsdp_param_group")
+_common, _group = private_module(_HERE + "_fsdp_common", _USE), private_module(_HERE + "_fsdp_param_group", _USE)
 _Inner: Any = private_name(_common, "FSDPMeshInfo", _USE)
 _Both: Any = private_name(_common, "HSDPMeshInfo", _USE)
 _state_of: Any = private_name(FSDPModule, "_get_fsdp_state", _USE)
