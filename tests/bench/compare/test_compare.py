@@ -152,7 +152,7 @@ def test_a_contender_that_fails_on_one_rank_is_out_on_all_and_the_others_go_on(g
 
 
 def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[dict[str, Any]]]:
-    """Rank 1 fails at once; rank 0 has 200 slow steps before it would hear of it, and longer than anybody waits."""
+    """Rank 1 fails at once; rank 0 has 200 slow steps before it would hear of it: 50 s, and nobody waits for more than 40."""
     from tests.bench.compare.comparisons import trial
 
     sound = RankRun._batch
@@ -161,11 +161,11 @@ def one_fails_the_other_is_slow(rank: int, size: int) -> tuple[int | str, list[d
         if self.name == "bad" and rank == 1:
             raise MemoryError("no room")
         if self.name == "bad":
-            time.sleep(0.1)
+            time.sleep(0.25)
         return sound(self)
 
     contenders = {"bad": "local_sgd(1000)", "good": "bf16"}
-    facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 2.0}
+    facts = {"contenders": contenders, "workload": "ridge", "steps": 200, "chunk": 200, "deadline": 30.0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RankRun, "_batch", unsound)
         return trial(rank, size, facts, {})
