@@ -1,6 +1,8 @@
 """`gossamer claims`, as a user types it: the list, a quick look, and what is refused."""
 
+import fcntl
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +65,29 @@ def judged(path: Path, plan: str = "") -> ClaimRecord:
     known.statements = [JudgedStatement(only.key, only.says, only.rule, only.expected, "not", "found so")]
     known.write(path)
     return known
+
+
+@pytest.mark.parametrize("more", [(), ("--confirm",)])
+def test_two_commands_do_not_write_one_record_at_once(
+    say: Say, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    before = judged(folder / "ef21.json")
+    other = os.open(folder / ".ef21.json.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(claims, "confirm", lambda claim, known, tell: [])
+    monkeypatch.setattr(claims, "run_claim", lambda claim, known, keep, tell: None)
+    try:
+        code, out, err = say("claims", "ef21", *more)
+        assert say("claims", "choco")[0] == 0  # another claim has a record of its own
+    finally:
+        os.close(other)
+    assert (code, out) == (2, "")
+    assert "another command writes to runs/claims/ef21.json: wait until it has ended, or give another" in err
+    assert ClaimRecord.read(folder / "ef21.json") == before
+    assert say("claims", "ef21", *more)[0] == 0
+    assert [path.name for path in folder.iterdir()] == ["ef21.json"]
 
 
 def test_what_has_its_verdict_is_shown_and_not_run_again(say: Say) -> None:

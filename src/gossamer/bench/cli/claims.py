@@ -27,7 +27,7 @@ from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import FailedError, InputError
-from gossamer.bench.cli.output import made_folder, writing
+from gossamer.bench.cli.output import hold, made_folder, writing
 
 IN_A_CHECKOUT, ELSEWHERE = Path("docs/claims/records"), Path("runs/claims")
 
@@ -82,6 +82,7 @@ def claims(
 
 def _run(claim: PaperClaim, folder: Path, anew: bool, as_json: bool) -> None:
     path = made_folder(folder, "--records") / f"{claim.name}.json"
+    hold(path, "--records")
     known = begun(claim, path, anew)
     run_claim(claim, known, lambda record: _keep(record, path), lambda run, left: None if as_json else _told(run, left))
     if as_json:
@@ -95,6 +96,7 @@ def _run(claim: PaperClaim, folder: Path, anew: bool, as_json: bool) -> None:
 
 
 def _confirm(claim: PaperClaim, path: Path, as_json: bool) -> None:
+    hold(path, "--records")
     known = begun(claim, path)
     if not known.done:
         raise InputError(f"{claim.name} has no verdicts that could be confirmed; run 'gossamer claims {claim.name}'")

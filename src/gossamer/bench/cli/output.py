@@ -69,19 +69,23 @@ def run_folder(folder: Path, force: bool) -> None:
             path.unlink(missing_ok=True)
 
 
-def hold(folder: Path) -> None:
-    """Refuse a folder that another command writes to. The lock goes when this one ends, however that comes."""
+def hold(path: Path, option: str = "--out") -> None:
+    """Refuse a folder or a record that another command writes to. The lock goes when this one ends, however that comes."""
     try:
         import fcntl
     except ImportError:  # Windows
         return
+    beside = path.with_name(f".{path.name}.lock")  # a record is replaced whole each time
+    locked, flags = (path, os.O_RDONLY) if os.path.isdir(path) else (beside, os.O_RDWR | os.O_CREAT)
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(locked, flags, 0o666)
         cli.at_end.callback(os.close, handle)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise InputError(
-            f"another command writes to {folder}: wait until it has ended, or give another folder with --out"
+            f"another command writes to {path}: wait until it has ended, or give another folder with {option}"
         ) from None
     except OSError:  # a file system without locks
         return
+    if locked != path:
+        cli.at_end.callback(locked.unlink, missing_ok=True)
