@@ -32,7 +32,7 @@ from gossamer.bench.claims import (
     running,
 )
 from gossamer.bench.claims.pages import index, page, write_pages
-from gossamer.bench.claims.sources import of_text, sources
+from gossamer.bench.claims.sources import _named, is_judged_code, of_text, sources
 
 COMMAND = """
 import sys
@@ -160,6 +160,34 @@ def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
         assert not ClaimRecord.read(path).done
     run_claim(toy.CLAIM, begun(toy.CLAIM, path), lambda record: record.write(path), lambda run, left: None)
     assert lasting(path) == lasting(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("name", "reached"),
+    [
+        ("woodworth", {"schedules.rounds", "bench.claims.quadratics"}),
+        ("sgp", {"topologies.exponential", "mixers.push_sum", "schedules.mixing"}),
+        ("terngrad", {"codecs.base", "bench.workloads.images", "bench.workloads.vision", "bench.workloads.shards"}),
+        ("atomo", {"bench.workloads.wiki", "bench.workloads.images"}),  # by their names
+    ],
+)
+def test_a_verdict_stands_on_what_its_methods_and_workloads_import(name: str, reached: set[str]) -> None:
+    found = sources(find(name))
+    assert {f"gossamer.{module}" for module in reached} <= found.keys()
+    assert "" not in found.values()
+    assert not [module for module in found if module.endswith((".cache", ".kernels", ".core"))]
+
+
+def test_a_record_from_before_imports_were_followed_stands_until_what_it_knows_has_changed() -> None:
+    claim = find("woodworth")
+    now = sources(claim)
+    named = {name: print for name, print in now.items() if name in _named(claim)}
+    assert "gossamer.schedules.rounds" not in named
+    assert is_judged_code(claim, now)
+    assert is_judged_code(claim, named)
+    assert not is_judged_code(claim, {**named, claim.module: "other"})
+    assert not is_judged_code(claim, {**now, "gossamer.schedules.rounds": "other"})
+    assert not is_judged_code(claim, {})
 
 
 @pytest.mark.slow  # seven times two processes load torch

@@ -9,7 +9,7 @@ To write one, add a file to `papers/`, of at most 120 lines, that ends with `CLA
 - `plan`: by name, a `Contest` (recipes that train a workload, each tuned with as many trials, judged on seeds 30 to 34)
   or a `Study` (a function of yours, `measure(seed, **settings)`, that returns named rows of numbers, for each case).
   Settings are plain values, since the hash of the plan is of them; what `--quick` makes smaller is in `quick`.
-- `figures`: lines as data, from the evidence; `methods`: modules that a study uses, so that a change makes it stale.
+- `figures`: lines as data, from the evidence; `methods`: modules that a study uses: they and what they import make it stale.
 
 Seconds are virtual: `clocks` has laws of computing, a network, and the band in which the planner is believed; a statement of
 time holds only where it does in the whole band (`verdict.banded`).

@@ -7,22 +7,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from gossamer.bench.claims import (
-    ClaimRecord,
-    PaperClaim,
-    begun,
-    confirm,
-    empty,
-    find,
-    hash_of,
-    names,
-    quick,
-    run_claim,
-    sources,
-)
+from gossamer.bench.claims import ClaimRecord, PaperClaim, begun, confirm, empty, find, hash_of, names, quick, run_claim
 from gossamer.bench.claims.evidence import ClaimRun
 from gossamer.bench.claims.pages import counts, write_pages
 from gossamer.bench.claims.record import JudgedStatement
+from gossamer.bench.claims.sources import is_judged_code
 from gossamer.bench.claims.verdict import ORDER
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console
@@ -140,7 +129,7 @@ def _known(folder: Path) -> list[tuple[PaperClaim, ClaimRecord]]:
 
 def _changed(claim: PaperClaim, known: ClaimRecord) -> bool:
     """Whether the plan or the code is another than that which was judged."""
-    return known.plan != hash_of(claim) or known.sources != sources(claim)
+    return known.plan != hash_of(claim) or not is_judged_code(claim, known.sources)
 
 
 def _list(folder: Path, as_json: bool) -> None:
