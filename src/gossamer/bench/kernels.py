@@ -8,6 +8,7 @@ of the rounds. A ratio of 1 means: as fast as copying the input.
 from __future__ import annotations
 
 import ctypes
+import os
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -120,7 +121,7 @@ def _selections(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
 
 def _memcpy(x: Tensor) -> Callable[[], object]:
     target = torch.zeros_like(x)
-    memcpy = ctypes.CDLL(None).memcpy
+    memcpy = ctypes.CDLL("msvcrt" if os.name == "nt" else None).memcpy
     memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
     length = x.numel() * x.element_size()
     return lambda: memcpy(target.data_ptr(), x.data_ptr(), length)

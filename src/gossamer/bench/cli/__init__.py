@@ -13,7 +13,8 @@ from typing import NoReturn
 
 from gossamer.core.process_exit import exit_in_order
 
-_ENDINGS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+# Windows has no SIGHUP.
+_ENDINGS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 at_end = ExitStack()  # what a command gives back when it ends
 _heard = list[int]()  # the signal that ended the command: the command line parser turns each into exit code 130

@@ -68,6 +68,8 @@ def run_here(size: int, command: Sequence[str], on_line: OnLine, timeout: float 
     When a rank fails, the others have some seconds to end by themselves. All ranks are ended after `timeout` (TimeoutError)
     or after an exception here, ctrl-C included.
     """
+    if not hasattr(os, "killpg"):  # nor could one wait there for the output of several processes
+        raise PeerError("ranks are started on Linux and macOS only; on Windows do it under WSL")
     ranks = list[Process]()
     with _store() as port:
         try:

@@ -1,8 +1,8 @@
 """Run a command once per rank on the hosts of a shaped network, and return the result."""
 
 import os
-import resource
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -103,10 +103,13 @@ def _check(
     ranks = hosts * per_host
     if not hosts <= ranks <= MOST_RANKS:
         raise LabInputError(f"{hosts} hosts of {per_host} ranks: a host has 1 or more, and a lab at most {MOST_RANKS}")
-    files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * ranks + 50
-    if files < needed:
-        who = f"{hosts} hosts" if per_host == 1 else f"{ranks} ranks"
-        raise LabError(f"{who} need {needed} open files, and {files} are allowed: 'ulimit -n {needed}'")
+    with suppress(ImportError):  # Windows has no such limit, nor labs
+        import resource
+
+        files, needed = resource.getrlimit(resource.RLIMIT_NOFILE)[0], 2 * ranks + 50
+        if files < needed:
+            who = f"{hosts} hosts" if per_host == 1 else f"{ranks} ranks"
+            raise LabError(f"{who} need {needed} open files, and {files} are allowed: 'ulimit -n {needed}'")
     if isinstance(command, str) or not command or not command[0]:
         raise LabInputError(f"no command to run: {command!r}; give the program and its arguments as a list")
     if timeout is not None and not timeout > 0:
