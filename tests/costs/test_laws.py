@@ -83,6 +83,7 @@ def rows(ranks: int, steps: int) -> str:
         (rows(1, 200).replace("0,7,0.1", "0,7,-1"), r"line 9: seconds must be more than 0, not '-1'"),
         (rows(1, 200).replace("0,7,0.1", "x,7,0.1"), r"line 9: rank must be a whole number"),
         (rows(1, 200).replace("0,7,0.1", "0,7"), r"line 9: must be rank,step,seconds, not '0,7'"),
+        ("x" * 200_000, r"is not text: field larger than field limit"),
         (rows(1, 200).replace("0,7,0.1", "0,7,nan"), r"line 9: seconds must be more than 0"),
         ("rank,step,seconds\n", "has no rows"),
     ],

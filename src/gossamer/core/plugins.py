@@ -33,7 +33,7 @@ def import_named(said: str) -> None:
             return
         see_this_folder()
         importlib.import_module(said)
-    except Exception as error:  # third-party code may raise anything
+    except (Exception, SystemExit) as error:  # third-party code may raise anything
         raise ImportingError(f"{said} cannot be imported: {_told(error)}") from None
 
 
@@ -56,7 +56,7 @@ def _run_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """The exception raised, and its location in the third-party code."""
     where = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<frozen", HOUSE))]
     place = f" ({where[-1].filename}, line {where[-1].lineno})" if where else ""

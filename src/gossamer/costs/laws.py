@@ -254,7 +254,7 @@ def read_trace(path: Path) -> Trace:
         lines = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
     except OSError as error:
         raise CostError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, csv.Error) as error:
         raise CostError(f"{path} is not text: {error}") from None
     rows = dict[int, list[tuple[int, float]]]()
     for number, line in enumerate(lines, 1):

@@ -112,6 +112,7 @@ def test_what_installed_packages_offer_is_found_and_a_broken_one_is_a_warning(sh
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' ({file}, line 1)"),
         ("def f(:", "SyntaxError"),
         ("x = 1\ny = x / 0", "ZeroDivisionError: division by zero ({file}, line 2)"),
+        ("raise SystemExit(3)", "SystemExit: 3 ({file}, line 1)"),
         ("x = 1", "registers no part, no preset and no workload"),
         (
             "from gossamer.bench.workloads import Workload, workload\n@workload('lm')\nclass Mine(Workload): ...",

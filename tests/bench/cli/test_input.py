@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,17 @@ WRONG = [
     ("bench kernels --elements 0", "--elements"),
     ("bench noise nonsense", "there is no recipe 'nonsense'"),
     ("bench noise --ranks 1", "--ranks"),
+    ("bench noise --ranks 100000000", "--ranks"),
+    ("bench kernels --elements 1000000000000", "--elements"),
+    ("heterogeneity --ranks 100000000", "--ranks"),
+    ("plan deep.json --step 1s --rate 1gbit", "deep.json is no list of shapes"),
+    ("plan gpt2 --step 1s --cluster deep.toml", "deep.toml is not TOML"),
+    ("plan gpt2 --step 1s --cluster digits.toml", "digits.toml is not TOML"),
+    (f"simulate ridge --step 1s --rate 1gbit --events random:{'9' * 5000}", "random:SEED takes a whole number"),
+    ("simulate ridge --rate 1gbit --events random:1 --losses 1000000000", "--losses"),
+    (f"tune qsgd --budget {'9' * 400}", "is not a number of bytes"),
+    ("tune qsgd --workload ridge --knob lr=1,inf", "the learning rate is searched in positive multiples"),
+    (f"claims ef21 --confirm --records {'x' * 300}", "File name too long"),
 ]
 
 
@@ -121,6 +134,8 @@ def test_wrong_input_is_one_line_and_exit_code_2(say: Say, tmp_path: Path, words
     (tmp_path / "link.toml").symlink_to("bits")
     (tmp_path / "loop.toml").symlink_to("loop.toml")
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 100_000)
+    (tmp_path / "digits.toml").write_text("x = " + "9" * 5000)
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "empty.json").touch()
     (tmp_path / "cut.json").write_text('{"format": 2, "runs": [')
@@ -275,6 +290,20 @@ def test_results_that_cannot_be_written_are_shown_all_the_same(
     assert not list((tmp_path / "x").iterdir())
 
 
+def test_a_file_that_may_not_be_looked_at_is_one_line() -> None:
+    """Root may look at all files, so the error is made here."""
+    script = (
+        "import sys\n"
+        "from gossamer.bench.cli import list_cache, main\n"
+        "def denied():\n"
+        "    raise PermissionError(13, 'Permission denied', '/root/x')\n"
+        "list_cache.presets, sys.argv[1:] = denied, ['recipes']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "gossamer: /root/x: Permission denied\n")
+
+
 def test_an_error_of_our_own_making_is_not_swallowed(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong() -> None:
         raise ZeroDivisionError
@@ -371,3 +400,9 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(
     assert (code, err) == (1, "gossamer: report.html could not be written: No space left on device\n")
     assert (tmp_path / "report.html").read_text() == before
     assert len(list(tmp_path.iterdir())) == 2  # and nothing half-written
+
+
+def test_a_model_of_a_script_that_ends_itself_is_one_line(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "ends_itself.py").write_text("raise SystemExit(3)\n")
+    code, out, err = say("plan", "ends_itself:Net", "--step", "1s", "--rate", "1gbit")
+    assert (code, out, err) == (2, "", "gossamer: ends_itself:Net cannot be built: SystemExit: 3\n")

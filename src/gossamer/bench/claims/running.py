@@ -24,7 +24,7 @@ from gossamer.bench.claims.claim import ClaimError, ClaimInterrupted, PaperClaim
 from gossamer.bench.claims.evidence import ClaimRun, Evidence, Key
 from gossamer.bench.claims.plan import ClaimStudy, Contest, PlannedRun, plain, plan_hash
 from gossamer.bench.claims.record import ClaimRecord, EarlierVerdicts, JudgedStatement, grown
-from gossamer.bench.claims.sources import commit, sources
+from gossamer.bench.claims.sources import commit, is_judged_code, sources
 from gossamer.bench.claims.training import DivergedAt
 from gossamer.bench.claims.verdict import ORDER, beside_reference
 from gossamer.bench.compare.parent_death import end_with_parent
@@ -68,16 +68,16 @@ def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
     With `anew`, that of another plan or of code that has changed makes room, and its verdicts stay in the new one as earlier
     ones.
     """
-    if not path.exists():
-        return empty(claim)
     try:
+        if not path.exists():
+            return empty(claim)
         known = ClaimRecord.read(path)
     except (OSError, ValueError) as error:
         raise ClaimError(f"{path} cannot be gone on with: {error}; give another folder with --records") from None
     if known.claim != claim.name:
         raise ClaimError(f"{path} is the record of the claim {known.claim!r}, not of {claim.name!r}; rename it")
     if known.plan == hash_of(claim):
-        return _room_for(known, claim) if anew and known.sources != sources(claim) else known
+        return _room_for(known, claim) if anew and not is_judged_code(claim, known.sources) else known
     if (more := grown(known, empty(claim))) is not None:
         return more
     if not anew:

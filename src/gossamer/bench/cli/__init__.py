@@ -36,6 +36,9 @@ def main() -> int:
     except BrokenPipeError:  # the reader of our output has closed the pipe
         return 1
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:
+            print(f"gossamer: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 1
         if error.errno not in _FULL:
             raise
         print(f"gossamer: {error.filename or 'the output'} cannot be written: {error.strerror}", file=sys.stderr)

@@ -57,7 +57,7 @@ app = typer.Typer(help="Measure kernels, the noise of recipes, or whole steps.",
 
 @app.command()
 def kernels(
-    elements: Annotated[int, typer.Option(min=1024, help="Length of the float32 vector.")] = 25_600_000,
+    elements: Annotated[int, typer.Option(min=1024, max=2**30, help="Length of the float32 vector.")] = 25_600_000,
     rounds: Annotated[int, typer.Option(min=1, help="Take the best of this many medians.")] = 3,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="Where: one thread of a CPU, or the first GPU.")
@@ -84,7 +84,7 @@ def kernels(
 def noise(
     recipes: Annotated[list[str] | None, typer.Argument(help="Exchanges of 1 to 8 bits by default.")] = None,
     workload: Workload = "lm",
-    ranks: Annotated[int, typer.Option(min=2, help="How many virtual ranks.")] = 8,
+    ranks: Annotated[int, typer.Option(min=2, max=4096, help="How many virtual ranks.")] = 8,
     at: Annotated[int, typer.Option(min=0, help="Measure after so many steps of synchronous training.")] = 5,
     seed: int = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -20,7 +20,7 @@ from gossamer.simulate import replicas, train
 
 def heterogeneity(
     workload: Workload = "lm",
-    ranks: Annotated[int, typer.Option(min=2, help="How many ranks the data are divided among.")] = 4,
+    ranks: Annotated[int, typer.Option(min=2, max=4096, help="How many ranks the data are divided among.")] = 4,
     shards: Shards = "iid",
     micro_batches: Annotated[int, typer.Option(min=2, help="Batches per rank to measure with.")] = 8,
     at: Annotated[str, typer.Option(help="Measure after these steps of synchronous training.")] = "0",

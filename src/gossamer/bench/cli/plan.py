@@ -314,7 +314,7 @@ def _built(text: str) -> nn.Module:
         make = getattr(importlib.import_module(module), name)
         with torch.device("meta"):
             model = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{text} cannot be built: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"{text} returned {type(model).__name__}, not a torch.nn.Module")

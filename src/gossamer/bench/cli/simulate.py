@@ -76,7 +76,7 @@ def simulate_command(
             help="Where events take ranks away or bring them: all 'restart' from a checkpoint, or the others go on ('members')."
         ),
     ] = "restart",
-    losses: Annotated[int, typer.Option(min=0, help="Losses of ranks that 'random:SEED' draws.")] = 0,
+    losses: Annotated[int, typer.Option(min=0, max=10_000, help="Losses of ranks that 'random:SEED' draws.")] = 0,
     silence: Annotated[
         str, typer.Option(help="members(silence=): seconds until a machine that falls silent is missed.")
     ] = "10s",
@@ -159,7 +159,7 @@ def _events(text: str | None, cluster: Cluster, rounds: int, step_seconds: float
             raise InputError(f"--losses {losses} is for --events random:SEED; write the losses into {text}")
         return read_events(Path(text), cluster.size)
     seed = text.removeprefix("random:")
-    if not seed.isdecimal():
+    if not seed.isdecimal() or len(seed) > 20:
         raise InputError(f"--events random:SEED takes a whole number, such as random:1, not {text!r}")
     return random_events(int(seed), cluster, rounds, step_seconds, losses)
 

@@ -126,7 +126,7 @@ def _bytes(text: str | None) -> int | None:
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
-    if found is None or not float(found[1]):
+    if found is None or not 0 < float(found[1]) < 1e18:
         raise InputError(f"--budget {text!r} is not a number of bytes: write 200MB, 1.5GB or 5000")
     return int(float(found[1]) * UNITS[found[2]])
 

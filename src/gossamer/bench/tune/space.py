@@ -97,7 +97,7 @@ def _legal(recipe: Recipe, knob: Knob) -> Knob:
 
 
 def _positive(knob: Knob) -> Knob:
-    if knob.values and not all(isinstance(v, float) and v > 0 for v in knob.values.ends):
+    if knob.values and not all(isinstance(v, float) and 0 < v < float("inf") for v in knob.values.ends):
         raise TuningError(
             f"the learning rate is searched in positive multiples of the workload's own, not {knob.values}"
         )
