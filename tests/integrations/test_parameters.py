@@ -170,3 +170,57 @@ def test_what_a_memory_owes_to_a_parameter_is_paid_though_nobody_uses_it(gang2: 
         assert all(same(found[n], plain[n]) for n in plain)
         assert gone
         assert owed == 0
+
+
+# -- parameters without a gradient, where the recipe has an update of its own --------------------------------------------------
+
+UPDATES = ["signs()", "signs(momentum=0.9)", "lion()", "onebit_adam_update(2)", "dion_update(2)"]
+
+
+def decaying_alone(model: nn.Module) -> torch.optim.Optimizer:
+    """Without a momentum, which these updates have themselves."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def redirected(rank: int, size: int, recipe: str) -> list[dict[str, Tensor]]:
+    """The model after each step."""
+    out = list[dict[str, Tensor]]()
+    with attached(recipe, Resting(), decaying_alone, find_unused_parameters=size > 1) as (model, optimizer, comm):
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            model(data(rank, step)[0][:, :6], step == 1).square().mean().backward()
+            optimizer.step()
+            out.append({n: p.detach().clone() for n, p in model.named_parameters()})
+        comm.check_sync()
+    return out
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_without_a_gradient_there_is_no_step_of_an_update_either(gang2: Gang, update: str) -> None:
+    """Neither by its momentum nor by weight decay, on one rank as on two."""
+    for first, *later in (*gang2.run(redirected, f"allreduce + {update}"), redirected(0, 1, f"allreduce + {update}")):
+        for each in later:
+            assert all(same(each[n], first[n]) == n.startswith("once") for n in first)
+
+
+def used_early(rank: int, size: int) -> list[float]:
+    """How far each step moves a layer that only the first of two micro-batches uses."""
+    out = list[float]()
+    with attached("allreduce + lion()", Resting(), decaying_alone, find_unused_parameters=True) as (
+        model,
+        optimizer,
+        comm,
+    ):
+        for step in (1, 2, 3):
+            before = model.get_parameter("once.weight").detach().clone()
+            optimizer.zero_grad()
+            with comm.no_sync():
+                model(data(rank, step)[0][:, :6], True).square().mean().backward()
+            model(data(rank, step)[0][:, :6], False).square().mean().backward()
+            optimizer.step()
+            out.append(float((model.get_parameter("once.weight").detach() - before).abs().max()))
+    return out
+
+
+def test_a_layer_that_only_an_earlier_micro_batch_used_takes_its_step(gang2: Gang) -> None:
+    assert all(far > 0 for moved in gang2.run(used_early) for far in moved)

@@ -145,7 +145,9 @@ class Backward:
             self.steps.settle_skipped()
             self.steps.doubts.backward_is_over()
             return
-        unused = self._buckets.finish()
+        unused, update = self._buckets.finish(), self.worker.recipe.update
+        if sends := update is not None and update.sends_momentum:  # earlier micro-batches may have used some
+            unused = [name for name in unused if self.worker.params[name].parameter.grad is None]
         if self.find_unused:
             self._ask_who_used(unused)
         if not self.steps.begin():
@@ -162,7 +164,7 @@ class Backward:
                 self.fabric.run(naming, "backward", self.worker.step)
         self.worker.update_step.put()
         if self.find_unused:
-            self._forget_unused(unused)
+            self._forget_unused(unused, sends)
 
     def _ask_who_used(self, unused: list[str]) -> None:
         """Count the ranks that used each parameter, and check which means of unused parameters are not zero.
@@ -178,14 +180,16 @@ class Backward:
 
         self.worker.averaging.besides = besides
 
-    def _forget_unused(self, unused: list[str]) -> None:
+    def _forget_unused(self, unused: list[str], sends_momentum: bool) -> None:
         """Drop the gradient of parameters that no rank used, so that weight decay does not move them.
 
-        A parameter keeps a mean that is not zero: a memory has sent its residual.
+        A parameter keeps a mean that is not zero: a memory has sent its residual, or an update its momentum, which makes no step.
         """
         counts = dict(zip(self.worker.params, self.worker.averaging.besides_values))
         arrived = self.worker.replica.total(self.worker.averaging.besides_values[len(counts) :])
-        self._forget([name for name, nonzero in zip(unused, arrived, strict=True) if not (counts[name] or nonzero)])
+        rest = {name: nonzero for name, nonzero in zip(unused, arrived, strict=True) if not counts[name]}
+        self._forget([name for name, nonzero in rest.items() if not nonzero])
+        self.worker.update_step.unused = {*rest} if sends_momentum else set()
 
     def _forget(self, names: list[str]) -> None:
         for name in names:

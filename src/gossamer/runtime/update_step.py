@@ -25,6 +25,7 @@ class UpdateStep:
         self._rates = dict[Any, list[tuple[float, float]]]()
         self._drafts = dict[int, PendingState]()  # pending states of updates, from sending this step's gradients
         self._taken = list[tuple[Tensor, Tensor]]()  # parameters that were moved, and their directions
+        self.unused = set[str]()  # parameters that no rank has used, though a momentum came for them
 
     def put(self) -> None:
         """Set the parameters' gradients to the agreed means; to None where this step has none."""
@@ -51,12 +52,16 @@ class UpdateStep:
     def redirect(self) -> list[PendingState]:
         """Replace the gradients, after unscaling and clipping, with the directions of the recipe's update.
 
-        Returns its pending states, to commit if the optimizer steps.
+        As in all of torch, a parameter without a gradient takes no step, nor weight decay; momenta take it for zeros. But what a
+        rank's own steps came to is summed for all parameters. Returns the update's pending states, to commit if the optimizer steps.
         """
         update, drafts = self._worker.recipe.update, list[PendingState]()
         if update is None:
             return drafts
+        unused, self.unused, averages = self.unused, set(), self._worker.recipe.schedule.averages(self._worker.step)
         for i, bucket in enumerate(self._worker.buckets):
+            pairs = zip(bucket.names, bucket.params) if averages else ()
+            rest = [param for name, param in pairs if name in unused or param.parameter.grad is None]
             flat = bucket.gradients()
             if self._worker.size == 1:  # a single rank sends nothing, so its outgoing tensor is the mean
                 flat = self.outgoing(i, flat, 1.0)
@@ -65,6 +70,8 @@ class UpdateStep:
             with without_autocast(self._worker.device):  # inside of which a loop may step
                 direction = update.direction(mean, model, drafts[-1], self._context(i))
             bucket.put_gradient(direction)
+            for param in rest:
+                param.forget_gradient()
         return drafts
 
     def _context(self, index: int) -> Context:
