@@ -279,6 +279,33 @@ def test_a_step_in_which_no_optimizer_stepped_is_a_skipped_one(gang2: Gang) -> N
 
 
 def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:
+def partly_spoilt(rank: int, size: int) -> list[tuple[bool, float]]:
+    """Gradients of the first of two optimizers overflow at the third step, those of the second do not."""
+    scaler, model, out = torch.amp.GradScaler("cpu", init_scale=1024.0), Awkward(), list[tuple[bool, float]]()
+    parts = [[model.matrix], [p for name, p in model.named_parameters() if name != "matrix"]]
+    optimizers = [torch.optim.SGD(part, lr=0.05) for part in parts]
+    recipe = "topk(ratio=0.3)" + SMALL
+    with gossamer.attach(model, optimizers, recipe, scaler=scaler, deadline=DEADLINE) as comm:
+        for i in range(1, 5):
+            model.zero_grad()
+            before, owed = flat(model), comm.metrics()["residual_norm"]
+            extra = float("inf") * model.matrix[0, 0] if (rank, i) == (1, 3) else 0.0
+            scaler.scale(loss_of(model, rank, i) + extra).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            out.append((same(flat(model), before), comm.metrics()["residual_norm"] - owed))
+        comm.check_sync()
+    return out
+
+
+def test_an_overflow_in_one_optimizers_part_skips_the_step_of_all(gang2: Gang) -> None:
+    """Else the others would apply what memories owe, and those would send it once more."""
+    for found in gang2.run(partly_spoilt):
+        assert [stands for stands, _ in found] == [False, False, True, False]
+        assert found[2][1] == 0.0
+
+
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(40, 4, sparse=True), torch.nn.Linear(4, 1))

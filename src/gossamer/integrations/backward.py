@@ -162,6 +162,9 @@ class Backward:
             with suppress(MembersChanged):
                 naming = self.worker.jointly(self.worker.averaging.name_spoilers(fine, ranks))
                 self.fabric.run(naming, "backward", self.worker.step)
+            if self.steps.scaler is not None and len(self.steps.optimizers) > 1:  # all skip, as memories do
+                for mean in self.worker.averaging.means:
+                    mean.fill_(float("nan"))
         self.worker.update_step.put()
         if self.find_unused:
             self._forget_unused(unused, sends)
