@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from tests.gang import Gang
-from tests.integrations.loops import attached, loss_of
+from tests.integrations.loops import attached, flat, loss_of
 from torch import nn
 
 import gossamer
@@ -138,3 +138,48 @@ def skips(rank: int, size: int) -> list[tuple[StepState, int]]:
 
 def test_a_step_that_was_dropped_can_be_left_out(gang2: Gang) -> None:
     assert gang2.run(skips) == 2 * [[(StepState.DROPPED, 0), (IDLE, 1)]]
+
+
+def rests(rank: int, size: int, recipe: str, says_so: bool) -> tuple[str, torch.Tensor, float]:
+    """Two steps of two optimizers, of which the first rests."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
+    said = ""
+    with gossamer.attach(model, [first, second], recipe, deadline=20.0) as comm, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for _ in range(2):
+                model.zero_grad()
+                model(torch.ones(2, 3)).square().sum().backward()
+                second.step()
+                if says_so:
+                    comm.skip()
+        except AttachError as error:
+            said = str(error)
+        return said, flat(model), comm.metrics()["residual_norm"]
+
+
+def test_a_step_in_which_an_optimizer_rests_is_not_ended_by_a_write_in_the_midst_of_backward(gang2: Gang) -> None:
+    shrinking = "allreduce + every_step(l1=0.01)"
+    for said, _, _ in gang2.run(rests, shrinking, False):
+        assert "call comm.skip() on all ranks before the next forward" in said
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    second = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        second.step()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(nn.functional.softshrink(p, 0.001))
+    for said, found, _ in gang2.run(rests, shrinking, True):
+        assert said == ""
+        torch.testing.assert_close(found, flat(model))
+
+
+def test_a_step_of_which_an_optimizer_is_left_out_keeps_what_it_owes(gang2: Gang) -> None:
+    for said, _, owed in gang2.run(rests, "topk(ratio=0.3)", True):
+        assert said == ""
+        assert owed > 0

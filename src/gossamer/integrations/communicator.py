@@ -126,9 +126,9 @@ class Communicator(RunFacts):
         self._micro = 0 if last else self._micro + 1
 
     def skip(self) -> None:
-        """Declare that this step has no `optimizer.step()`; call it on all ranks. A `scaler` does it by itself.
+        """Declare that this step has no `optimizer.step()`, or no more of them; call it on all ranks. A `scaler` does it by itself.
 
-        Schedules still count the step. Memories are as if its gradients had never been averaged.
+        Schedules still count the step. Without any, memories are as if its gradients had never been averaged.
         """
         self._micro = 0  # its micro-batches are none of the next step
         if self.fabric.size > 1:

@@ -154,11 +154,11 @@ class StepLoop:
             self.fabric.run(self.shared.ask())
 
     def skip(self) -> None:
-        """End the step without an optimizer step; memories are as if its gradients had not been averaged."""
+        """End the step without (another) optimizer step; without any, memories are as if its gradients had not been averaged."""
         if self.state is StepState.DROPPED:
             self.settle_skipped()  # its retry is what is skipped: no backward() has come before it
         if self._has_begun():
-            self._finish(descended=False)
+            self._finish(descended=any(self._done.values()))
 
     def _has_begun(self) -> bool:
         """True if the step is under way; a step that averages no gradients begins here, unless the members change."""
@@ -357,6 +357,8 @@ class StepLoop:
         assert steps is not None
         buckets, averaged = self.worker.buckets, self.worker.recipe.schedule.shape.averages_gradients
         self.stage, taken = 1, self.worker.averaging.taken
+        weights = [] if share else [param.parameter for param in self.worker.params.values()]
+        versions = [p._version for p in weights]
         try:
             self._wait_for(after_optimizer_step(steps, descended))
             self.stage = 2
@@ -375,6 +377,11 @@ class StepLoop:
         self.doubts.look_for_spoilers()
         if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
             self.on_new_channels()
+        if versions != [p._version for p in weights]:
+            raise AttachError(
+                f"{self.worker.origin} wrote to parameters when this backward() showed that the last step was over, and a backward pass "
+                "needs them as they were: where not all optimizers step, or none, call comm.skip() on all ranks before the next forward"
+            )
 
     def _forget_the_rest(self) -> None:
         """Forget the rest of a step: this rank has another's state, for it stood still, or was behind and could not be led on."""
