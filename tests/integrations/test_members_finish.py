@@ -254,6 +254,8 @@ def test_who_comes_between_two_steps_does_not_disturb_what_the_others_do_there(
 
 # -- one dies while the others wait for its messages -----------------------------------------------------------------------
 
+STATE = "asks for its state"
+
 
 def learn_and_rest(rank: int, size: int, port: int, recipe: str, silence: float, how: str, pipe: Connection) -> None:
     """A user's loop that uses the network for itself after each step."""
@@ -267,7 +269,10 @@ def learn_and_rest(rank: int, size: int, port: int, recipe: str, silence: float,
                 time.sleep(1.0)  # the others wait
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
-            comm.quiet()
+            if how == STATE:
+                assert comm.state_dict()["step"] == comm.step + 1
+            else:
+                comm.quiet()
         comm.finish()
         pipe.send((comm.present, flat(model).tolist()))
     except GossamerError as error:
@@ -279,11 +284,14 @@ def resters() -> Iterator[Callable[..., Learners]]:
     yield from made_by(loop=learn_and_rest)
 
 
-def test_who_waits_for_messages_of_one_that_dies_waits_for_those_who_are_left(resters: Callable[..., Learners]) -> None:
+@pytest.mark.parametrize("how", ["", STATE])
+def test_who_waits_for_messages_of_one_that_dies_waits_for_those_who_are_left(
+    resters: Callable[..., Learners], how: str
+) -> None:
     store = hold()
     crew = resters(3, store.port, "osgp", 5.0)
     for rank in range(3):
-        crew.start(rank)
+        crew.start(rank, dies=how)
     outcomes = [crew.hear(rank) for rank in (0, 1)]
     assert all(isinstance(each, tuple) for each in outcomes), outcomes
     assert outcomes[0] == outcomes[1]

@@ -26,7 +26,7 @@ Entries = dict[str, dict[str, Any]]  # tensors, chunks of tensors and plain valu
 
 def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | None, order: DataOrder | None) -> Entries:
     """Return the entries that this rank writes, by section."""
-    kept = comm.state_dict()  # first, for it may end a step
+    kept = comm._state_to_save()  # first, for it may end a step
     parts_of_parameters(comm.model)  # FSDP2 shards the parameters again, if a forward pass has gathered them
     optimizers = [optimizer.state_dict() for optimizer in comm.optimizers]
     tree = {"model": comm.model.state_dict(), "optimizer": optimizers, "extra": dict(extra or {})}

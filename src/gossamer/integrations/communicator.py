@@ -145,13 +145,15 @@ class Communicator(RunFacts):
                 f"comm.quiet() under {self.recipe}: the comm thread is never idle, since a late rank's update may arrive at any "
                 "time; use a gloo process group for collectives of your own, torch.distributed.new_group(backend='gloo')"
             )
-        while True:  # where a rank is lost meanwhile, for messages of those who are left
+        self._among_those_left(lambda: self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step))
+
+    def _among_those_left(self, call: Callable[[], Any]) -> Any:
+        """Call it; where a rank is lost meanwhile, once more among those who are left."""
+        while True:
             try:
-                self.fabric.run(self.worker.quiesce(), "comm.quiet", self.step)
+                return call()
             except MembersChanged:
                 self.take_part()
-            else:
-                return
 
     def log(self, *, loss: Told = None, held_out: Told = None) -> None:
         """Log the training loss, or a quality on held-out data, as a number or a tensor of one element.
@@ -319,8 +321,12 @@ class Communicator(RunFacts):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain tensors and scalars; save one per rank, between steps.
 
-        Keys of rank-local entries contain the rank.
+        Keys of rank-local entries contain the rank. Under `members()` it is the state among those who are left.
         """
+        return self._among_those_left(self._state_to_save)
+
+    def _state_to_save(self) -> dict[str, Any]:
+        """The same within a save, which begins anew as a whole where a rank is lost meanwhile: raises MembersChanged."""
         with self._during("state_dict"):
             self._steps.settle_skipped()
             self.fabric.run(self.worker.quiesce())
