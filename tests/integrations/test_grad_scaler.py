@@ -158,7 +158,7 @@ def test_local_steps_must_be_told_of_the_scaler(gang2: Gang, recipe: str) -> Non
 
 def test_memories_must_be_told_of_the_scaler(gang2: Gang) -> None:
     for text, step in gang2.run(untold, "topk(ratio=0.3)", "late"):
-        assert "error_feedback() would keep gradients of one loss scale" in text
+        assert "error_feedback() over gather(topk(ratio=0.3)) would keep gradients of one loss scale" in text
         assert step == 0
 
 

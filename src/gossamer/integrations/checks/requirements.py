@@ -75,8 +75,10 @@ UNTOLD = "a GradScaler calls optimizer.step(), but was not passed to attach: "
 UNTOLD_MEANS = (
     excludes(
         "memory",
+        "own feedback",
+        "adds momentum",
         because=UNTOLD
-        + "{memory} would keep gradients of one loss scale and send them under another; call attach(..., scaler=scaler)",
+        + "{memory} over {exchange} would keep gradients of one loss scale and send them under another; call attach(..., scaler=scaler)",
     ),
     excludes(
         "sends momentum",
