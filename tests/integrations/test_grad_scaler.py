@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import warnings
 from typing import Any
 
@@ -278,7 +279,6 @@ def test_a_step_in_which_no_optimizer_stepped_is_a_skipped_one(gang2: Gang) -> N
     assert gang2.run(first_of_two_left_out) == [1.0, 1.0]
 
 
-def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:
 def partly_spoilt(rank: int, size: int) -> list[tuple[bool, float]]:
     """Gradients of the first of two optimizers overflow at the third step, those of the second do not."""
     scaler, model, out = torch.amp.GradScaler("cpu", init_scale=1024.0), Awkward(), list[tuple[bool, float]]()
@@ -306,6 +306,7 @@ def test_an_overflow_in_one_optimizers_part_skips_the_step_of_all(gang2: Gang) -
         assert found[2][1] == 0.0
 
 
+def sparse_overflow(rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor, dict[int, int]]:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(40, 4, sparse=True), torch.nn.Linear(4, 1))
@@ -350,3 +351,31 @@ def saved_after_a_skip(rank: int, size: int, resume: bool) -> torch.Tensor:
 def test_a_checkpoint_after_a_skipped_step_changes_no_bit(gang2: Gang) -> None:
     undisturbed, resumed = gang2.run(saved_after_a_skip, False), gang2.run(saved_after_a_skip, True)
     assert same(undisturbed[0], resumed[0])
+
+
+def copied(rank: int, size: int) -> int:
+    """A copy of the scaler, and one from a file, train another model beside this one."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with attached("topk(ratio=0.3)", scaler=scaler) as (model, optimizer, comm):
+        for other in (copy.deepcopy(scaler), pickle.loads(pickle.dumps(scaler))):
+            twin = torch.nn.Linear(2, 1)
+            before, own = flat(twin), torch.optim.SGD(twin.parameters(), lr=0.1)
+            other.scale(twin(torch.full((1, 2), float(rank + 1))).sum()).backward()
+            other.step(own)
+            other.update(2.0)
+            assert not same(flat(twin), before)
+            assert (other.get_scale(), scaler.get_scale()) == (2.0, 8.0)
+        scaler.scale(loss_of(model, rank, 1)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return comm.step
+
+
+def test_a_copy_of_the_scaler_is_one_of_its_own(gang2: Gang) -> None:
+    assert gang2.run(copied) == [1, 1]
+
+
+def test_the_momentum_of_an_exchange_must_be_told_of_the_scaler_too(gang2: Gang) -> None:
+    for text, step in gang2.run(untold, "fetchsgd", "late"):
+        assert "would keep gradients of one loss scale and send them under another" in text
+        assert step == 0

@@ -20,19 +20,23 @@ class ScalerHook:
 
     def __init__(self, scaler: Any, turns: Mapping[Optimizer, int], left_out: Callable[[Optimizer], None]) -> None:
         self._scaler, self._below, self._hears = scaler, scaler.step, True
+        self._turns, self._left_out = turns, left_out
+        scaler.step = self
 
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = turns[optimizer]
-            result = self._below(optimizer, *args, **kwargs)
-            if self._hears and turns[optimizer] == before:
-                left_out(optimizer)
-            return result
+    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = self._turns[optimizer]
+        result = self._below(optimizer, *args, **kwargs)
+        if self._hears and self._turns[optimizer] == before:
+            self._left_out(optimizer)
+        return result
 
-        self._step = scaler.step = step
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the scaler, or one read from a file, has its own `step` in its place."""
+        return getattr, (self._scaler, "step")
 
     def remove(self) -> None:
         self._hears = False
-        if self._scaler.__dict__.get("step") is self._step:  # else another listens on top of it
+        if self._scaler.__dict__.get("step") is self:  # else another listens on top of it
             self._scaler.step = self._below
 
 
@@ -47,12 +51,14 @@ class KnownScale:
         self._scaler, self._below = scaler, scaler.update
         self._copy: tuple[Tensor, StreamMark] | None = None
         self._of = (0, 0)  # id and version of the tensor that was copied
+        scaler.update = self
 
-        def update(*args: Any, **kwargs: Any) -> None:
-            self._below(*args, **kwargs)
-            self._send()
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._below(*args, **kwargs)
+        self._send()
 
-        self._update = scaler.update = update
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._scaler, "update")  # of a copy
 
     def now(self) -> float:
         """Return the current loss scale."""
@@ -64,7 +70,7 @@ class KnownScale:
         return float(copy)
 
     def remove(self) -> None:
-        if self._scaler.__dict__.get("update") is self._update:  # else another listens on top of it
+        if self._scaler.__dict__.get("update") is self:  # else another listens on top of it
             self._scaler.update = self._below
 
     def _send(self) -> None:
