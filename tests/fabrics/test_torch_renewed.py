@@ -1,6 +1,8 @@
 """A fabric goes on with other ranks: after some have left or failed, and when others come."""
 
 import threading
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,3 +136,27 @@ def test_the_others_go_on_without_a_rank_that_failed(gang4: Gang) -> None:
         assert "division by zero" in why or "rank 3" in why.lower()
         assert answer == 3.0
         assert late
+
+
+def test_members_that_do_not_meet_again_are_told_of_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them hangs, and has a heartbeat."""
+    fabric, failures = TorchFabric(deadline=0.05), [PeerError(f"no answer from rank {r}") for r in range(12)]
+    present = SimpleNamespace(ranks=(0, 2), lives=(1, 1))
+    ours: Any = SimpleNamespace(
+        rank=2, place=1, present=present, joins=False, weights=(), regroup=lambda failure: None, leave=lambda: None
+    )
+
+    def meet(group: Any, lanes: Any) -> None:
+        time.sleep(0.03)
+        if failures:
+            raise failures.pop(0)
+
+    monkeypatch.setattr(fabric, "members", ours)
+    monkeypatch.setattr(fabric, "_meet", meet)
+    with pytest.warns(RuntimeWarning) as told:
+        assert fabric.regroup(PeerError("no answer")).ranks == (0, 2)
+    fabric.close()
+    texts = [str(w.message) for w in told]
+    assert 2 <= len(texts) <= 5
+    assert all(t.startswith("rank 2: ranks (0, 2) have not met again for ") for t in texts)
+    assert all("seconds: no answer from rank " in t for t in texts)

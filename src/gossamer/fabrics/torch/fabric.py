@@ -2,6 +2,7 @@
 
 import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, get_args
@@ -120,7 +121,7 @@ class TorchFabric:
         """Connect to the members that are present; raises `failure` if that does not help."""
         if self.members is None:
             raise failure
-        lanes = self._open_lanes()
+        lanes, began, late = self._open_lanes(), time.monotonic(), self._waits.deadline
         if isinstance(failure, MembersLeave):
             self.members.announce(failure)
         while True:
@@ -131,6 +132,9 @@ class TorchFabric:
                 return self.present
             except PeerError as error:
                 failure = error
+            if (waited := time.monotonic() - began) >= late:  # one that hangs and has a heartbeat is a member still
+                late, so = 2 * waited, f"ranks {self.members.present.ranks} have not met again for {waited:.0f} seconds"
+                warnings.warn(f"rank {self.members.rank}: {so}: {failure}", RuntimeWarning, stacklevel=2)
 
     @contextmanager
     def _regrouping(self) -> Generator[None]:
