@@ -603,6 +603,21 @@ def test_what_a_memory_owes_is_paid_when_the_user_names_one() -> None:
         given.add_(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double() / 4)
         return loss
 
+def test_under_a_loss_scale_no_mean_is_copied_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, seen, decide = make(size=2), list[bool](), Auto.decide
+
+    def looking(self: Auto, facts: Facts, recipe: Any, state: State) -> Any:
+        means = {mean.data_ptr() for r in ranks for mean in r.worker.averaging.means}
+        seen.append(all(block.flat.data_ptr() in means for block in facts.blocks))
+        return decide(self, facts, recipe, state)
+
+    monkeypatch.setattr(Auto, "decide", looking)
+    for replica in ranks:
+        replica.worker.scale = 4.0
+    train(ranks, pulled, 3, FAST, alike)
+    assert seen == 6 * [True]
+
+
     run = train(ranks, counted, 15, SLOW, alike)  # the trial of topk, and dense again
     assert any("tries topk" in w for w in words(run))
     applied = (start - ranks[0].flat().double()) / 0.05

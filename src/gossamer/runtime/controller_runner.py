@@ -223,8 +223,8 @@ class ControllerRunner:
         return out
 
     def _unscaled(self, gradient: Tensor, bucket: BucketState) -> Bucket:
-        """A bucket of the gradient divided by the loss scale."""
-        scale = self._worker.scale
+        """A bucket of the gradient divided by the loss scale; as it is, and no copy, for a controller that reads no means."""
+        scale = 1.0 if self._worker.recipe.controller.hears_times else self._worker.scale
         return Bucket(gradient / scale if scale != 1 else gradient, bucket.layout)
 
 

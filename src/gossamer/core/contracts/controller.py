@@ -92,7 +92,7 @@ class Controller(Part):
 
     @property
     def hears_times(self) -> bool:
-        """True if it decides by what ranks measure of their steps, and is asked at steps whose means are not finite too."""
+        """True if it decides by what ranks measure of their steps: it is asked where means are not finite too, and reads none of them."""
         return False
 
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
