@@ -15,6 +15,7 @@ from gossamer.checkpoints import state as checkpoints
 from gossamer.controllers import auto_search
 from gossamer.controllers.auto import Auto
 from gossamer.controllers.auto_choice import predicted
+from gossamer.controllers.auto_replay import head
 from gossamer.controllers.auto_search import AutoOptions, AutoSearch
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import CandidateCost, Context, Facts, RankTimes
@@ -584,6 +585,15 @@ def test_shards_of_unlike_lengths_predict_the_same() -> None:
     assert found[0] == found[1]
 
 
+def test_shards_of_unlike_shapes_are_of_one_model() -> None:
+    said = list[str]()
+    for rows in (3, 2):
+        blocks = [Bucket.of({"w": torch.zeros(rows, 4, dtype=torch.float32)})]
+        facts = Facts(1, 0.1, blocks, size=2, shapes={"w": (5, 4)}, tell=said.append)
+        AutoSearch(AutoOptions(("qsgd",), [True], 0.1, None, 60), facts, {}, lambda number: None).begin()
+    assert said[0] == said[1] == head({"w": (5, 4)}, 2)
+
+
 def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
     ranks = make()
     train(ranks, pulled, CHOSEN, SLOW, alike)
@@ -592,16 +602,6 @@ def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
     assert not held
     assert max(t.numel() for t in ranks[0].worker.controller.state.values()) <= CHOSEN
 
-
-def test_what_a_memory_owes_is_paid_when_the_user_names_one() -> None:
-    """Sum of what was given == sum of what was applied + what is owed, through trials and back."""
-    ranks = make("auto(allow=('topk', 'qsgd'))")
-    given, start = torch.zeros(1056, dtype=torch.float64), ranks[0].flat().double()
-
-    def counted(model: nn.Module, rank: int, step: int) -> float:
-        loss = pulled(model, rank, step)
-        given.add_(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double() / 4)
-        return loss
 
 def test_under_a_loss_scale_no_mean_is_copied_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks, seen, decide = make(size=2), list[bool](), Auto.decide
@@ -617,6 +617,16 @@ def test_under_a_loss_scale_no_mean_is_copied_for_it(monkeypatch: pytest.MonkeyP
     train(ranks, pulled, 3, FAST, alike)
     assert seen == 6 * [True]
 
+
+def test_what_a_memory_owes_is_paid_when_the_user_names_one() -> None:
+    """Sum of what was given == sum of what was applied + what is owed, through trials and back."""
+    ranks = make("auto(allow=('topk', 'qsgd'))")
+    given, start = torch.zeros(1056, dtype=torch.float64), ranks[0].flat().double()
+
+    def counted(model: nn.Module, rank: int, step: int) -> float:
+        loss = pulled(model, rank, step)
+        given.add_(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double() / 4)
+        return loss
 
     run = train(ranks, counted, 15, SLOW, alike)  # the trial of topk, and dense again
     assert any("tries topk" in w for w in words(run))

@@ -134,7 +134,7 @@ def made_up(path: Path, name: str) -> str:
     """The ledger of a run that put a recipe in force twice."""
     (layouts,) = [[b.layout for b in replicas("allreduce", Predicts, sgd, 2)[0].worker.buckets]]
     said = [
-        f"auto begins: model {model_of(layouts)}, 2 ranks, gossamer {__version__}.",
+        f"auto begins: model {model_of({'body': (32, 32), 'head': (4, 32)})}, 2 ranks, gossamer {__version__}.",
         f"auto tries {name} from step {THERE + 1}",
         f"auto tries dense from step {BACK + 1}",
         f"auto: {name} from step {AGAIN + 1}: 1 ms a step",

@@ -2,10 +2,12 @@
 
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.gang import Gang
 from tests.integrations import sharded
 from tests.integrations.loops import DEADLINE, SEED, same
@@ -187,3 +189,20 @@ def test_a_scaler_skips_on_all_shards_of_all_replicas(gang4: Gang) -> None:
     for stepped, finite, skipped in gang4.run(with_a_scaler):
         assert stepped == [True, True, False, True]
         assert (finite, skipped) == (True, 1)
+
+
+def replayed(rank: int, size: int, path: str) -> str:
+    """A run under auto, and a replay of it; the shards of the uneven layers have other shapes on each rank of a replica."""
+    mesh = mesh_of(2)
+    with sharded.attached("auto(allow=('bf16',))", mesh) as (model, optimizer, comm):
+        loss_of(model, rank // 2, 1).backward()
+        optimizer.step()
+        if rank == 0:
+            comm.ledger.write(Path(path))
+    dist.barrier()
+    with sharded.attached(f"auto(allow=('bf16',), replay={path!r})", mesh) as (_, _, comm):
+        return repr(comm.recipe.exchange)
+
+
+def test_a_run_under_auto_is_replayed_whatever_shapes_shards_have(gang4: Gang, tmp_path: Path) -> None:
+    assert gang4.run(replayed, str(tmp_path / "ledger.jsonl")) == 4 * ["allreduce(fp32())"]

@@ -116,9 +116,10 @@ class Auto(Controller):
             raise AttachError(
                 f"auto: {self.replay!r} is of a run of {run.size} ranks, and here are {binding.size}: start as many, or leave replay out"
             )
-        if model_of(binding.layouts) != run.model:
+        shapes = binding.shapes or {s.name: s.shape for layout in binding.layouts for s in layout.segments}
+        if (model := model_of(shapes)) != run.model:
             raise AttachError(
-                f"auto: {self.replay!r} is of a run of another model (hash {run.model}, here {model_of(binding.layouts)}, of all "
+                f"auto: {self.replay!r} is of a run of another model (hash {run.model}, here {model}, of all "
                 "trainable parameters' names and shapes): replay it on that model, or leave replay out"
             )
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-from gossamer.core.bucket import Layout
 from gossamer.core.parts import require
 from gossamer.core.version import __version__
 
@@ -24,15 +23,15 @@ class RecordedRun(NamedTuple):
     changes: Mapping[int, str]  # what came into force, by step
 
 
-def model_of(layouts: Iterable[Layout]) -> str:
-    """A hash of all parameters' names and shapes, however they are cut into blocks."""
-    said = sorted(f"{s.name} {tuple(s.shape)}" for layout in layouts for s in layout.segments)
+def model_of(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """A hash of all parameters' names and whole shapes, however they are cut into blocks and shards."""
+    said = sorted(f"{name} {tuple(shape)}" for name, shape in shapes.items())
     return f"{crc32(' '.join(said).encode()):08x}"
 
 
-def head(layouts: Iterable[Layout], size: int) -> str:
+def head(shapes: Mapping[str, tuple[int, ...]], size: int) -> str:
     """What a run says first."""
-    return f"auto begins: model {model_of(layouts)}, {size} ranks, gossamer {__version__}."
+    return f"auto begins: model {model_of(shapes)}, {size} ranks, gossamer {__version__}."
 
 
 def read_run(path: str, known: Iterable[str]) -> RecordedRun:

@@ -82,7 +82,7 @@ class AutoSearch:
     def begin(self) -> None:
         options, facts = self.options, self.facts
         self.kept.write("begun", 1)
-        facts.tell(head([block.layout for block in facts.blocks], facts.size))
+        facts.tell(head(facts.shapes, facts.size))
         if options.is_too_short:
             facts.tell(
                 f"auto: dense is kept: {options.steps} steps are no more than the {options.most} that measuring and trials may take"

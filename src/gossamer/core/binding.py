@@ -28,6 +28,7 @@ class Binding(NamedTuple):
     layouts: Sequence[Layout]
     optimizers: "Sequence[Optimizer]" = ()
     traits: frozenset[str] = frozenset()  # the traits of all parts of the recipe
+    shapes: Mapping[str, tuple[int, ...]] = {}  # of whole parameters, where layouts may be of shards
 
     @property
     def trains_alone(self) -> bool:

@@ -117,6 +117,7 @@ class ControllerRunner:
             over_shards=total,
             times=times,
             size=worker.size,
+            shapes={name: param.whole_shape for name, param in worker.params.items()},
             sizes_under=self._sizes_under,
             tell=([] if words is None else words).append,
         )

@@ -235,10 +235,12 @@ class Worker:
             (repr(r.exchange), r.memory, type(r.schedule), r.rules): r
             for r in reversed([self.recipe, *self.recipe.reached])
         }
+        whole = {name: param.whole_shape for name, param in self.params.items()}
         for recipe in sorts.values():
             own = recipe is self.recipe
             cut = self.buckets if own else build(recipe, self.params, self.rate_groups(), self.size)
-            recipe.fits(Binding(self.size, [bucket.layout for bucket in cut], [*optimizers.members(self.optimizer)]))
+            layouts, members = [bucket.layout for bucket in cut], [*optimizers.members(self.optimizer)]
+            recipe.fits(Binding(self.size, layouts, members, shapes=whole))
 
     def rate_groups(self) -> dict[str, int]:
         """The optimizer's group of each parameter, where a part of the recipe uses its rate; else empty.

@@ -36,6 +36,7 @@ class Facts(NamedTuple):
     # Only a controller that `hears_times` is asked where the means are not finite; it is given no blocks then.
     finite: bool = True
     size: int = 1  # ranks
+    shapes: Mapping[str, tuple[int, ...]] = {}  # of whole parameters, of which blocks may hold shards
     # The elements of each block as another recipe would cut them; None: as they are.
     sizes_under: Callable[[Any], list[int]] | None = None
     tell: Callable[[str], object] = str  # says a decision in words: on all ranks in the ledger, once
