@@ -70,7 +70,8 @@ class StepTimes:
         self._wait_began: DeviceMoment | None = None
         self._last = worker.step - 1  # the step in which the last wait ended
         self._rows = deque[WaitMoments](maxlen=KEPT)
-        self._losses = deque[Tensor | float | None](maxlen=KEPT)
+        self._losses = deque[Tensor | float | None](maxlen=KEPT)  # of each row: the mean of those told in its steps
+        self._told: tuple[Tensor | float, int] = 0.0, 0  # since the last row: the sum of losses, and their number
         # By block: from the end of the last step's wait to its start, and from its start to its end.
         self._ready, self._sending = defaultdict[int, list[Span]](list), defaultdict[int, list[Span]](list)
         self._costs = dict[int, CandidateCost]()
@@ -126,6 +127,8 @@ class StepTimes:
             return ()
         ended, step = (yield from self._now()), self._worker.step
         steps, self._last = max(step - self._last, 1), step
+        (total, told), self._told = self._told, (0.0, 0)
+        self._losses.append(total / told if told else None)
         self._rows.append(WaitMoments(self._began, self._wait_began, ended, steps))
         due = self.due
         times = (yield from self._exchange(due)) if due.rows else ()
@@ -133,8 +136,9 @@ class StepTimes:
         return times
 
     def step_ends(self, loss: Tensor | float | None) -> None:
-        if self._worker.recipe.controller.hears_times:
-            self._losses.append(loss)
+        if self._worker.recipe.controller.hears_times and loss is not None:
+            total, told = self._told
+            self._told = total + (loss.double() if isinstance(loss, Tensor) else loss), told + 1
 
     # -- candidates --------------------------------------------------------------------------------------------------
 
