@@ -99,6 +99,40 @@ def test_candidates_with_rules_are_measured_on_views_of_the_one_copy() -> None:
     assert all(block.flat.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr() for block in runs)
 
 
+class Layers(nn.Module):
+    """Two layers: a matrix and a vector each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+def test_parameters_that_go_one_way_are_measured_as_one_block_wherever_they_stand() -> None:
+    """As they are sent: a run for each stretch of them would count what each run takes besides its numbers."""
+    ranks = replicas("auto(allow=('qsgd',))", Layers, sgd, 2)
+    (bucket,) = ranks[0].worker.buckets
+    copy = torch.arange(144.0, dtype=torch.float32)
+    recipe = Recipe.of("scatter(qsgd()) + rule('ndim < 2', allreduce(fp32()))")
+    runs = [block for _, block in _runs(recipe, bucket, copy)]
+    assert sorted(block.numel for block in runs) == [16, 128]
+    assert torch.equal(torch.cat([block.flat for block in runs]), copy)
+    worker = ranks[0].worker
+    _, requests = worker.controller.times._driven(recipe, 0, copy, worker.context(0))
+    assert requests == 1.5  # two of a scatter, one of an all-reduce
+
+
+def test_losses_of_all_steps_of_a_round_are_heard() -> None:
+    def told(model: nn.Module, rank: int, step: int) -> float:
+        pulled(model, rank, step)
+        return float(step)
+
+    ranks = make(f"auto(allow=('qsgd', '{ROUNDS}'))", 2)
+    train(ranks, told, 104, SLOW, alike)
+    assert parts(ranks) == ("scatter(qsgd())", "local_sgd(8)", 0)
+    # Rounds that end at steps 72 to 104; of each the eight steps before its last average is waited for.
+    assert ranks[0].worker.controller.state["after"].tolist() == [step - 4.5 for step in range(72, 105, 8)]
+
+
 def test_the_default_list_holds_a_recipe_for_the_last_layer_where_that_is_a_matrix() -> None:
     allowed = {}
     for model in (Square, Predicts):
@@ -132,7 +166,6 @@ THERE, BACK, AGAIN, STEPS = 4, 8, 12, 16
 
 def made_up(path: Path, name: str) -> str:
     """The ledger of a run that put a recipe in force twice."""
-    (layouts,) = [[b.layout for b in replicas("allreduce", Predicts, sgd, 2)[0].worker.buckets]]
     said = [
         f"auto begins: model {model_of({'body': (32, 32), 'head': (4, 32)})}, 2 ranks, gossamer {__version__}.",
         f"auto tries {name} from step {THERE + 1}",

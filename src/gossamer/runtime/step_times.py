@@ -8,7 +8,6 @@ import platform
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import groupby
 from math import inf, isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -127,9 +126,9 @@ class StepTimes:
             return ()
         ended, step = (yield from self._now()), self._worker.step
         steps, self._last = max(step - self._last, 1), step
+        self._rows.append(WaitMoments(self._began, self._wait_began, ended, steps))
         (total, told), self._told = self._told, (0.0, 0)
         self._losses.append(total / told if told else None)
-        self._rows.append(WaitMoments(self._began, self._wait_began, ended, steps))
         due = self.due
         times = (yield from self._exchange(due)) if due.rows else ()
         self._began = yield from self._now()
@@ -185,15 +184,15 @@ class StepTimes:
     def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
         """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests.
 
-        Parameters that a rule sends another way are run by themselves; the requests of one way are those of one of its runs.
+        Parameters that a rule sends another way are run by themselves, as they would be in a block of their own.
         """
-        worker, sent, requests = self._worker, 0, dict[Way, int]()
+        worker, sent, requests = self._worker, 0, list[int]()
         for way, block in _runs(recipe, worker.buckets[index], copy):
             verbs = self._run_alone(way, block, context)
             moved = [traffic(verb, worker.rank, worker.size, worker.origin.ranks_per_node) for verb in verbs]
             sent += sum(each.sent - each.inside for each in moved)
-            requests[way] = max(requests.get(way, 0), len(verbs))
-        return sent, float(sum(requests.values()))
+            requests.append(len(verbs))
+        return sent, sum(requests) / len(requests)
 
     def _run_alone(self, way: Way, block: Bucket, context: Context) -> list[Verb]:
         """Average a block as if all ranks sent the same; returns what it asked for."""
@@ -253,16 +252,14 @@ def _averaged(way: Way, block: Bucket, context: Context) -> Program[Tensor]:
 
 
 def _runs(recipe: Any, bucket: BucketState, copy: Tensor) -> Iterator[tuple[Way, Bucket]]:
-    """Views of a block, each of neighbouring parameters that go the same way under a recipe."""
-    pairs = zip(bucket.params, bucket.layout.segments, strict=True)
-    ways = [(recipe.way(segment.name, param.whole_shape), segment) for param, segment in pairs]
-    for way, found in groupby(ways, lambda pair: pair[0]):
-        segments = [segment for _, segment in found]
-        if len(segments) == len(ways):
-            yield way, Bucket(copy, bucket.layout)
-            return
-        layout = Layout.of({s.name: s.shape for s in segments}, bucket.layout.dtype)
-        yield way, Bucket(copy.narrow(0, segments[0].offset, layout.numel), layout)
+    """Views of a block, one for each way that its parameters go under a recipe: as long as those, whichever numbers it holds."""
+    ways, first = dict[Way, dict[str, tuple[int, ...]]](), 0
+    for param, segment in zip(bucket.params, bucket.layout.segments, strict=True):
+        ways.setdefault(recipe.way(segment.name, param.whole_shape), {})[segment.name] = segment.shape
+    for way, shapes in ways.items():
+        layout = bucket.layout if len(ways) == 1 else Layout.of(shapes, bucket.layout.dtype)
+        yield way, Bucket(copy.narrow(0, first, layout.numel), layout)
+        first += layout.numel
 
 
 def _gathered(own: Tensor) -> Program[list[Tensor]]:

@@ -8,7 +8,7 @@ NUMBERS = 3  # that are measured of one candidate
 
 
 class CandidateCost(NamedTuple):
-    """What a candidate's program costs on the largest block: seconds of processor, its bytes over dense's, and its requests.
+    """What a candidate's program costs on the largest block: seconds of processor, its bytes over dense's, and its requests for a block.
 
     All three are measured; `every` follows from the recipe. Where all ranks have averaged under it, `work` is the time of that.
     """
