@@ -92,16 +92,16 @@ class Ledger:
     def __iter__(self) -> Iterator[LedgerEntry]:
         return iter(self.entries)
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Path | str) -> None:
         """Write one JSON object per line: entries first, then decisions, drops, ages and presences."""
         records = (*self.entries, *self.decisions, *self.drops, *self.ages, *self.presences)
         lines = [json.dumps(asdict(line), default=str) + "\n" for line in records]
-        path.write_text("".join(lines))
+        Path(path).write_text("".join(lines))
 
     @staticmethod
-    def read(path: Path) -> "Ledger":
+    def read(path: Path | str) -> "Ledger":
         ledger = Ledger()
-        for line in path.read_text().splitlines():
+        for line in Path(path).read_text().splitlines():
             record = json.loads(line)
             if (kind := next((EVENTS[key] for key in EVENTS if key in record), None)) is not None:
                 ledger.hear(kind(**record))
