@@ -1,11 +1,13 @@
 """auto in the simulator, where time is virtual and exact."""
 
+import gc
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -26,6 +28,8 @@ from gossamer.core.verbs import Now, Program, Start, Verb
 from gossamer.fabrics.links import Network
 from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
+from gossamer.runtime import step_times
+from gossamer.runtime.step_times import StepTimes
 from gossamer.simulate import Replica, Trained, replicas, train
 
 # Four bytes of 1,056 numbers: dense takes 3 s, .3 s, .06 s, and nothing.
@@ -594,6 +598,25 @@ def test_shards_of_unlike_shapes_are_of_one_model() -> None:
     assert said[0] == said[1] == head({"w": (5, 4)}, 2)
 
 
+class Wide(nn.Module):
+    """A gradient so long that a pool keeps its memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(0)
+        self.matrix = nn.Parameter(torch.randn(160, 160, generator=rng, dtype=torch.float32))
+
+
+def large_after(recipe: str) -> int:
+    """How many memories of a gradient's size there are once two ranks have measured."""
+    ranks = replicas(recipe, Wide, sgd, 2)
+    train(ranks, pulled, CHOSEN, FAST, alike)
+    size = 4 * ranks[0].flat().numel()
+    gc.collect()
+    found = [t for t in gc.get_objects() if type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided]
+    return len({t.untyped_storage().data_ptr() for t in found if t.untyped_storage().nbytes() >= size})
+
+
 def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
     ranks = make()
     train(ranks, pulled, CHOSEN, SLOW, alike)
@@ -601,6 +624,26 @@ def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
     held = [value for value in vars(times).values() if isinstance(value, Tensor)]
     assert not held
     assert max(t.numel() for t in ranks[0].worker.controller.state.values()) <= CHOSEN
+    del ranks, times
+    assert large_after("auto") == large_after("allreduce")
+
+
+def test_its_measuring_holds_one_copy_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here candidates take longer than a step computes: one is still being run when the next gradient is there."""
+    copies, alive, whole = list[ref[Tensor]](), list[int](), StepTimes.around
+
+    def around(self: StepTimes, index: int, program: Program[Any], flat: Tensor) -> Program[Any]:
+        found = yield from whole(self, index, program, flat)
+        if self is ranks[0].worker.controller.times and self._copy is not None:
+            copies.append(ref(self._copy))
+            alive.append(sum(copy() is not None for copy in copies))
+        return found
+
+    monkeypatch.setattr(StepTimes, "around", around)
+    ranks = make("auto(allow=('bf16', 'fp16'))")
+    train(ranks, pulled, 20, Network(1e-4, 4e4), alike)
+    assert 3 * ranks[0].worker.controller.times._costs[0].work > COMPUTING
+    assert alive == [1, 1, 1]
 
 
 def test_under_a_loss_scale_no_mean_is_copied_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

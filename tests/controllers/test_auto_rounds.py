@@ -9,6 +9,8 @@ from torch import nn
 
 from gossamer.controllers.auto_candidates import window_of
 from gossamer.controllers.auto_replay import model_of
+from gossamer.controllers.auto_table import ALLOWED
+from gossamer.core.bucket import Bucket
 from gossamer.core.errors import RecipeError
 from gossamer.core.version import __version__
 from gossamer.recipe import Recipe
@@ -94,7 +96,7 @@ def test_candidates_with_rules_are_measured_on_views_of_the_one_copy() -> None:
     (bucket,) = ranks[0].worker.buckets
     copy = torch.zeros(bucket.layout.numel, dtype=torch.float32)
     recipe = Recipe.of(TERNARY).bound({"body": (32, 32), "head": (4, 32)})
-    runs = [block for _, block in _runs(recipe, bucket, copy)]
+    runs = [block for _, block in _runs(recipe, bucket, Bucket(copy, bucket.layout))]
     assert [(block.name, block.numel) for block in runs] == [("head", 128), ("body", 1024)]
     assert all(block.flat.untyped_storage().data_ptr() == copy.untyped_storage().data_ptr() for block in runs)
 

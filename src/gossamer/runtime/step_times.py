@@ -93,7 +93,8 @@ class StepTimes:
         """The program that averages a block, which is about to start; timed, where that is due."""
         due = self.due
         if due.runs and index == self._largest():
-            self._copy = self._worker.buckets[index].layout.buffers.like(flat).copy_(flat)
+            yield from self._join_run()  # of the step before, so that there is one copy at a time
+            self._copy = flat.clone()  # not of the bucket's pool, which would keep the memory
         if not due.times_blocks:
             return program
         self._ready[index].append((self._began, (yield from self._now())))
@@ -112,9 +113,7 @@ class StepTimes:
         """Note the time at which the loop begins to wait; candidates run behind the averages that it waits for."""
         if not self._worker.recipe.controller.hears_times:
             return
-        running, self._running = self._running, None
-        if running is not None:
-            yield from join(running)
+        yield from self._join_run()
         if self._copy is not None:
             copy, self._copy = self._copy, None
             self._running = yield from start(self._run(self.due, copy), LABEL, self._worker.step)
@@ -141,6 +140,11 @@ class StepTimes:
 
     # -- candidates --------------------------------------------------------------------------------------------------
 
+    def _join_run(self) -> Program[None]:
+        running, self._running = self._running, None
+        if running is not None:
+            yield from join(running)
+
     def _largest(self) -> int:
         return max(range(len(self._worker.buckets)), key=lambda i: self._worker.buckets[i].layout.numel)
 
@@ -150,6 +154,8 @@ class StepTimes:
         Where it is due, all ranks then average their copies under each of them.
         """
         index, device = self._largest(), self._worker.device
+        layout = self._worker.buckets[index].layout
+        block = Bucket(copy, Layout(layout.segments, layout.dtype))  # with a pool of its own, which goes with it
         shapes = {name: param.whole_shape for name, param in self._worker.params.items()}
         context = self._worker.context(index)
         took = list[float]()
@@ -158,19 +164,19 @@ class StepTimes:
             read_numbers((yield from all_reduce(torch.ones(1, device=device, dtype=torch.float32))))
             took.append((yield from now()) - began)
         self._latency = min(took)
-        dense, _ = self._driven(self._worker.recipe, index, copy, context)
+        dense, _ = self._driven(self._worker.recipe, index, block, context)
         for number in due.runs:
             candidate = due.candidates[number].bound(shapes)
-            run = partial(self._driven, candidate, index, copy, context)
+            run = partial(self._driven, candidate, index, block, context)
             for _ in range(2):
                 began = yield from now()
                 bytes_, requests = yield Compute(run, LABEL, self.virtual(candidate))
                 self._costs[number] = CandidateCost((yield from now()) - began, bytes_ / max(dense, 1), requests)
             if due.sends:
-                took = yield from self._together(candidate, index, copy, context)
+                took = yield from self._together(candidate, index, block, context)
                 self._costs[number] = self._costs[number]._replace(work=took)
 
-    def _together(self, recipe: Any, index: int, copy: Tensor, context: Context) -> Program[float]:
+    def _together(self, recipe: Any, index: int, copy: Bucket, context: Context) -> Program[float]:
         """The seconds of an average by all ranks: the less of two, after one in which they wait for each other."""
         took = list[float]()
         for _ in range(3):
@@ -181,7 +187,7 @@ class StepTimes:
             took.append((yield from now()) - began)
         return min(took[1:])
 
-    def _driven(self, recipe: Any, index: int, copy: Tensor, context: Context) -> tuple[int, float]:
+    def _driven(self, recipe: Any, index: int, copy: Bucket, context: Context) -> tuple[int, float]:
         """The bytes that a recipe sends of a block, between nodes if there are several ranks on each, and its number of requests.
 
         Parameters that a rule sends another way are run by themselves, as they would be in a block of their own.
@@ -251,14 +257,20 @@ def _averaged(way: Way, block: Bucket, context: Context) -> Program[Tensor]:
     return (yield from memory.around(block, PendingState({}), send, context))
 
 
-def _runs(recipe: Any, bucket: BucketState, copy: Tensor) -> Iterator[tuple[Way, Bucket]]:
-    """Views of a block, one for each way that its parameters go under a recipe: as long as those, whichever numbers it holds."""
+def _runs(recipe: Any, bucket: BucketState, copy: Bucket) -> Iterator[tuple[Way, Bucket]]:
+    """Views of a copy of a bucket, one for each way that its parameters go under a recipe: as long as those, whichever numbers it
+    holds.
+    """
     ways, first = dict[Way, dict[str, tuple[int, ...]]](), 0
     for param, segment in zip(bucket.params, bucket.layout.segments, strict=True):
         ways.setdefault(recipe.way(segment.name, param.whole_shape), {})[segment.name] = segment.shape
     for way, shapes in ways.items():
-        layout = bucket.layout if len(ways) == 1 else Layout.of(shapes, bucket.layout.dtype)
-        yield way, Bucket(copy.narrow(0, first, layout.numel), layout)
+        if len(ways) == 1:
+            yield way, copy
+            return
+        layout = Layout.of(shapes, copy.layout.dtype)
+        layout.buffers = copy.layout.buffers
+        yield way, Bucket(copy.flat.narrow(0, first, layout.numel), layout)
         first += layout.numel
 
 
