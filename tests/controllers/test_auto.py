@@ -18,7 +18,8 @@ from gossamer.controllers import auto_search
 from gossamer.controllers.auto import Auto
 from gossamer.controllers.auto_choice import predicted
 from gossamer.controllers.auto_replay import head
-from gossamer.controllers.auto_search import AutoOptions, AutoSearch
+from gossamer.controllers.auto_search import TRIES, AutoOptions, AutoSearch
+from gossamer.controllers.auto_state import AutoState
 from gossamer.core.bucket import Bucket, State
 from gossamer.core.contracts import CandidateCost, Context, Facts, RankTimes
 from gossamer.core.contracts.times import NUMBERS
@@ -152,6 +153,17 @@ def test_it_chooses_again_when_the_network_changes_and_never_too_soon() -> None:
     train(ranks, pulled, 100, SLOW, alike)
     train(ranks, pulled, 250, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
+
+
+@pytest.mark.parametrize(("before", "again"), [(TRIES - 1, True), (TRIES, False)])
+def test_it_measures_again_ten_times_at_most(before: int, again: bool) -> None:
+    ranks = make()
+    train(ranks, pulled, 300, FAST, alike)
+    for rank in ranks:
+        AutoState(rank.worker.controller.state).write("tries", before)
+    run = train(ranks, pulled, 250, SLOW, alike)
+    assert ("auto measures again: other times" in words(run)) == again
+    assert (exchange(ranks) == "allreduce(fp32())") != again
 
 
 def test_what_was_in_force_is_tried_by_what_its_steps_took_and_not_by_a_guess(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +357,17 @@ def test_in_a_world_of_another_size_it_measures_anew() -> None:
     train(ranks, pulled, 100, SLOW, alike)
     again = resumed(ranks, size=3)
     assert exchange(again) == "scatter(qsgd(bucket=128))"
+    run = train(again, pulled, 150, SLOW, alike)
+    assert "auto measures again: another world or machine" in words(run)
+    assert exchange(again) == "scatter(qsgd(bucket=128))"
+    assert equal(again)
+
+
+def test_on_another_machine_it_measures_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = make()
+    train(ranks, pulled, 100, SLOW, alike)
+    again = resumed(ranks)
+    monkeypatch.setattr(step_times.platform, "node", lambda: "elsewhere")
     run = train(again, pulled, 150, SLOW, alike)
     assert "auto measures again: another world or machine" in words(run)
     assert exchange(again) == "scatter(qsgd(bucket=128))"

@@ -1,5 +1,6 @@
 """auto among recipes with rules and with rounds of local steps, in the simulator."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -166,17 +167,18 @@ EACH = ["bf16", "int8", "qsgd", TERNARY, "topk", "scatter(qsgd()) + local_sgd(2)
 THERE, BACK, AGAIN, STEPS = 4, 8, 12, 16
 
 
-def made_up(path: Path, name: str) -> str:
-    """The ledger of a run that put a recipe in force twice."""
+def made_up(path: Path, name: str, other: str = "dense") -> str:
+    """The ledger of a run that put a recipe in force twice, and another one between."""
     said = [
         f"auto begins: model {model_of({'body': (32, 32), 'head': (4, 32)})}, 2 ranks, gossamer {__version__}.",
         f"auto tries {name} from step {THERE + 1}",
-        f"auto tries dense from step {BACK + 1}",
+        f"auto tries {other} from step {BACK + 1}",
         f"auto: {name} from step {AGAIN + 1}: 1 ms a step",
     ]
     lines = [f'{{"step": 1, "rank": 0, "decision": "{text}"}}' for text in said]
     path.write_text("\n".join(lines))
-    return f'auto(allow=("{name}",), replay={str(path)!r})'
+    allow = "".join(f'"{each}", ' for each in (name, other) if each != "dense")
+    return f"auto(allow=({allow}), replay={str(path)!r})"
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -192,6 +194,21 @@ def test_a_run_that_is_cut_off_at_any_step_of_a_change_goes_on_bit_for_bit(name:
     for step, ranks in cuts.items():
         train(ranks, pulled, STEPS - step)
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(whole, ranks, strict=True)), step
+
+
+@pytest.mark.parametrize(("one", "other"), permutations(ALLOWED, 2))
+def test_of_all_recipes_that_it_may_choose_one_follows_on_another_and_back(
+    one: str, other: str, tmp_path: Path
+) -> None:
+    """At once, without dense steps between the two, since neither owes anything."""
+    ranks = replicas(made_up(tmp_path / "ledger.jsonl", one, other), Predicts, sgd, 2)
+    expected = {name: parts(replicas(name, Predicts, sgd, 2)) for name in (one, other)}
+    for step in range(1, STEPS + 1):
+        if step > THERE:
+            assert parts(ranks) == expected[other if BACK < step <= AGAIN else one], step
+        train(ranks, pulled, 1)
+        assert equal(ranks), step
+        assert not any(r.worker.residual_norm() for r in ranks), step
 
 
 def test_slow_momentum_that_comes_in_force_again_begins_from_the_present_model(tmp_path: Path) -> None:
