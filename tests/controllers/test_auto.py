@@ -451,8 +451,11 @@ def test_a_replay_of_another_model_world_or_version_is_refused(tmp_path: Path) -
     Path(path).write_text(json.dumps({"step": 1, "rank": 0, "decision": "something else"}))
     with pytest.raises(RecipeError, match="holds no run under auto"):
         make(text)
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match="cannot be read: No such file or directory; give the file"):
         make(f"auto(replay={path + '.gone'!r})")
+    Path(path).write_bytes(b"\xff\xfe{")
+    with pytest.raises(RecipeError, match=r"cannot be read: .*; give the file"):
+        make(text)
 
 
 # -- what it is given -----------------------------------------------------------------------------------------------------
@@ -467,6 +470,12 @@ REFUSED = {
     "auto(allow=('gather(topk()) + error_feedback() + local_sgd(4)',))": "is none of models",
     "auto(allow=('allreduce + every_step(micro_batches=2)',))": "a step or batch of their own",
     "auto(allow=('topk',)) + local_sgd(4)": "plain dense averages at every step",
+    "auto(allow='qsgd')": r"must be a tuple, of a text each, got 'qsgd'; write \('qsgd',\) for one",
+    "auto(allow=('sgp',))": "gossip, quorums and overlap cannot be tried",
+    "auto(allow=('auto',))": "a controller, a route\\(\\), or a step",
+    "auto(allow=(\"allreduce + route(('a',), scatter(qsgd()))\",))": "a controller, a route\\(\\), or a step",
+    "auto(allow=('dqsgd',))": "auto: allow names 'dqsgd': dqsgd needs steps",
+    "auto(gain=nan)": r"gain must lie in \[0, 1\), got nan",
     "auto(gain=-0.1)": r"gain must lie in \[0, 1\)",
     "auto(gain=1.0)": r"gain must lie in \[0, 1\)",
     "auto(steps=0)": "steps must be at least 1",

@@ -153,13 +153,15 @@ class Auto(Controller):
             raise RecipeError(f"auto: allow names {name!r}: {error}") from None
         plain, own = recipe.of("allreduce"), other.schedule.traits & {"own step", "accumulates"}
         require(
-            (other.controller, other.update, other.bucket) == (plain.controller, None, None) and not own,
-            f"auto: allow names {name!r}, which is {other}: auto chooses among recipes without an update, a bucket(), a controller, or "
-            "a step or batch of their own; leave it out, or train with it from the start",
+            (other.controller, other.update, other.bucket, other.routes) == (plain.controller, None, None, {})
+            and not own,
+            f"auto: allow names {name!r}, which is {other}: auto chooses among recipes without an update, a bucket(), a controller, a "
+            "route(), or a step or batch of their own; leave it out, or train with it from the start",
         )
         require(
             other.schedule == plain.schedule or self._names_rounds,
-            f"auto: allow names {name!r}, whose rounds of local steps must be written out: {str(other)!r}",
+            f"auto: allow names {name!r}, which does not average gradients at every step: rounds of local steps must be written out: "
+            f"{str(other)!r}; gossip, quorums and overlap cannot be tried",
         )
         return replace(recipe, exchange=other.exchange, memory=other.memory, schedule=other.schedule, rules=other.rules)
 

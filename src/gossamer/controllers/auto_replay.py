@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from gossamer.core.errors import RecipeError
 from gossamer.core.parts import require
 from gossamer.core.version import __version__
 
@@ -39,10 +40,9 @@ def read_run(path: str, known: Iterable[str]) -> RecordedRun:
     try:
         lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
     except (OSError, ValueError) as error:
-        require(
-            False, f"auto: replay={path!r} cannot be read: {error}; give the file that comm.ledger.write(path) has made"
-        )
-        raise
+        why = error.strerror if isinstance(error, OSError) else error
+        made = "give the file that comm.ledger.write(path) has made"
+        raise RecipeError(f"auto: replay={path!r} cannot be read: {why}; {made}") from None
     words = [line["decision"] for line in lines if isinstance(line, dict) and isinstance(line.get("decision"), str)]
     begins = [found for word in words if (found := HEAD.match(word))]
     require(

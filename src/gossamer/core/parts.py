@@ -272,7 +272,8 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
         return value
     if type(value) is int and abs(value) <= sys.float_info.max and matches(float(value), hint):
         return float(value)
-    raise RecipeError(f"{where} must be {_describe(hint)}, got {shown(value)}")
+    one = f"; write ({shown(value)},) for one" if matches((value,), hint) else ""
+    raise RecipeError(f"{where} must be {_describe(hint)}, got {shown(value)}{one}")
 
 
 def matches(value: Any, hint: Any) -> bool:
