@@ -163,6 +163,22 @@ def test_memories_must_be_told_of_the_scaler(gang2: Gang) -> None:
         assert step == 0
 
 
+@pytest.mark.parametrize(
+    ("candidate", "why"),
+    [
+        ("scatter(qsgd()) + local_sgd(3)", "under local_sgd(3) a rank would fall behind"),
+        ("topk(ratio=0.3)", "error_feedback() would keep gradients of one loss scale"),
+    ],
+)
+def test_what_a_controller_may_put_in_force_must_be_told_of_the_scaler_from_the_first_step_on(
+    gang2: Gang, candidate: str, why: str
+) -> None:
+    for text, step in gang2.run(untold, f"auto(allow=('{candidate}',))", "late"):
+        assert why in text
+        assert "call attach(..., scaler=scaler)" in text
+        assert step == 0
+
+
 @pytest.mark.parametrize("how", ["disabled", "fused"])
 def test_a_scaler_that_skips_no_step_need_not_be_told_of(gang2: Gang, how: str) -> None:
     """An optimizer that knows of scales is stepped always, and leaves the parameters alone where it must."""

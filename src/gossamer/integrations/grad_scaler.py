@@ -114,9 +114,9 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     if not is_called_by_scaler():
         return
     refuse(recipe, *SCALED)
-    if recipe.schedule.shape.averages_gradients:
+    if recipe.may_average:
         refuse(recipe, *UNTOLD_MEANS)
-    elif not getattr(
+    if not getattr(
         optimizer, "_step_supports_amp_scaling", False
     ):  # else it is fused, and skips by itself inside of step()
         refuse(recipe, *UNTOLD_LOCAL)
