@@ -79,7 +79,8 @@ def make_worker(
     worker.ranks.regroup(fabric.present)
     if fabric.size == 1:
         return worker
-    warm(plan.recipe, fabric.device, worker.buckets[0].layout.dtype)  # now: the first step has a deadline
+    # Now, since the first step has a deadline; also for what a controller may put in force.
+    warm([plan.recipe, *plan.recipe.reached], fabric.device, worker.buckets[0].layout.dtype)
     facts = fingerprint(worker, {**plan.facts, **hyperparameters(plan.optimizers)}, model)
     if fabric.present.joins:  # others are at work
         _compare_with_the_first(worker, facts, fabric)
