@@ -1,7 +1,9 @@
 """auto on real processes: decisions are alike on all ranks whatever a clock says, and a replay is bit-equal."""
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
+from gossamer.codecs.warm import codecs_in
 from gossamer.core.verbs import Program, now
+from gossamer.integrations import joining
 from gossamer.runtime import step_times
 
 pytestmark = pytest.mark.gang
@@ -209,17 +213,151 @@ def test_a_loss_that_is_logged_by_ddps_hook_is_heard(gang2: Gang) -> None:
     assert repr(first) == repr(second)
 
 
-def refused(rank: int, size: int, recipe: str) -> str:
+def vectors() -> nn.Module:
+    return nn.LayerNorm(16)
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def refused(
+    rank: int, size: int, recipe: str, model: Callable[[], nn.Module], optimizer: Callable[[nn.Module], Any]
+) -> str:
     try:
-        with attached(recipe, small(), sgd):
+        with attached(recipe, model(), optimizer):
             return ""
     except gossamer.GossamerError as error:
         return str(error)
 
 
-def test_what_a_candidate_refuses_is_refused_before_the_first_step_on_all_ranks(gang2: Gang) -> None:
-    for recipe, why in {"auto(allow=('nosuch',))": "allow names 'nosuch'", "auto(allow=())": "allow is empty"}.items():
-        assert all(why in said for said in gang2.run(refused, recipe))
+ROUNDS = "scatter(qsgd()) + local_sgd(4)"
+
+
+@pytest.mark.parametrize(
+    ("allow", "model", "optimizer", "why"),
+    [
+        ("'nosuch',", small, sgd, "allow names 'nosuch'"),
+        ("", small, sgd, "allow is empty"),
+        ("'powersgd(rank=64)',", small, sgd, "no matrix of the model has a rank above 16"),
+        ("'powersgd',", vectors, sgd, "the model has no matrix"),
+        ("'gather(topk()) + ef21()',", small, momentum, "use torch.optim.SGD with momentum=0"),
+        (f"'{ROUNDS}',", normed, sgd, "under local_sgd(4) they differ between ranks as parameters do; pass buffers="),
+    ],
+)
+def test_what_a_candidate_refuses_is_refused_before_the_first_step_on_all_ranks(
+    gang2: Gang, allow: str, model: Callable[[], nn.Module], optimizer: Callable[[nn.Module], Any], why: str
+) -> None:
+    assert all(why in said for said in gang2.run(refused, f"auto(allow=({allow}))", model, optimizer))
+
+
+def warmed(rank: int, size: int) -> set[str]:
+    """The codecs whose kernels are loaded when auto is attached."""
+    seen, whole = set[str](), joining.warm
+
+    def told(recipe: object, *more: Any) -> None:
+        seen.update(map(repr, codecs_in(recipe)))
+        whole(recipe, *more)
+
+    joining.warm = told  # type: ignore[assignment]
+    try:
+        with attached("auto", small(), sgd):
+            return seen
+    finally:
+        joining.warm = whole
+
+
+def test_what_candidates_need_is_loaded_before_the_first_step(gang2: Gang) -> None:
+    for seen in gang2.run(warmed):
+        assert seen >= {"fp32()", "bf16()", "int8()", "qsgd(bucket=128)", "ternary()", "qsgd(bits=3)"}
+
+
+def refused_as_hook(rank: int, size: int, recipe: str) -> str:
+    try:
+        gossamer.ddp.register(DistributedDataParallel(small()), recipe, deadline=20.0).close()
+    except gossamer.GossamerError as error:
+        return str(error)
+    return ""
+
+
+def test_a_hook_of_ddp_refuses_rounds(gang2: Gang) -> None:
+    said = gang2.run(refused_as_hook, f"auto(allow=('{ROUNDS}',))")
+    assert all("acts on the optimizer, which a DDP hook does not see; use gossamer.attach" in each for each in said)
+
+
+def in_a_folder_of_its_own(rank: int, size: int, folders: list[str], register: bool) -> str:
+    """A replay of a file that lies on each rank's own disk."""
+    before = Path.cwd()
+    os.chdir(folders[rank])
+    try:
+        recipe = "auto(replay='ledger.jsonl')"
+        return refused_as_hook(rank, size, recipe) if register else refused(rank, size, recipe, small, sgd)
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize("register", [False, True])
+def test_a_replay_that_ranks_do_not_read_alike_is_refused_on_all(gang2: Gang, register: bool, tmp_path: Path) -> None:
+    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    asked = [str(folder) for folder in folders], register
+    (folders[0] / "ledger.jsonl").write_text(LEDGER.strip().replace("HEAD", head))
+    said = gang2.run(in_a_folder_of_its_own, *asked)
+    assert all("auto: replay='ledger.jsonl' cannot be read: No such file or directory" in each for each in said)
+    (folders[1] / "ledger.jsonl").write_text(LEDGER.strip().replace("HEAD", head).replace("step 7", "step 8"))
+    said = gang2.run(in_a_folder_of_its_own, *asked)
+    assert all("content of the file that is replayed, as a hash: '" in each for each in said)
+    (folders[1] / "ledger.jsonl").write_text((folders[0] / "ledger.jsonl").read_text())
+    assert gang2.run(in_a_folder_of_its_own, *asked) == ["", ""]
+
+
+def accumulated(rank: int, size: int, path: str) -> list[tuple[list[str], Tensor]]:
+    """What is in force in both micro-batches of a step, and the model after it; a loss scaler skips step 4."""
+    scaler, out = torch.amp.GradScaler("cpu", init_scale=1024.0), list[tuple[list[str], Tensor]]()
+    with attached(f"auto(replay={path!r})", small(), sgd, scaler=scaler) as (model, optimizer, comm):
+        for step in range(1, 12):
+            seen = list[str]()
+            optimizer.zero_grad()
+            for micro in range(2):
+                x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1000 * rank + 10 * step + micro))
+                factor = float("inf") if (rank, step) == (1, 4) else 1.0
+                with comm.no_sync() if micro == 0 else nullcontext():
+                    scaler.scale(model(x).square().mean() * factor).backward()
+                seen.append(repr(comm.recipe.exchange))
+            scaler.step(optimizer)
+            scaler.update()
+            out.append((seen, torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()])))
+    return out
+
+
+BESIDE_A_SCALER = """
+{"step": 2, "rank": 0, "decision": "HEAD"}
+{"step": 3, "rank": 0, "decision": "auto tries qsgd from step 3"}
+{"step": 5, "rank": 0, "decision": "auto tries dense from step 5"}
+{"step": 8, "rank": 0, "decision": "auto: int8 from step 8: 1 ms a step"}
+"""
+
+
+def test_changes_come_between_steps_also_where_gradients_accumulate_and_a_scaler_skips(
+    gang2: Gang, tmp_path: Path
+) -> None:
+    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
+    path = tmp_path / "made_up.jsonl"
+    path.write_text(BESIDE_A_SCALER.strip().replace("HEAD", head))
+    one, other = gang2.run(accumulated, str(path))
+    dense, qsgd, int8 = "allreduce(fp32())", "scatter(qsgd(bucket=128))", "scatter(int8())"
+    wanted = [dense] * 2 + [qsgd] * 2 + [dense] * 3 + [int8] * 4
+    assert [seen for seen, _ in one] == [seen for seen, _ in other] == [[name] * 2 for name in wanted]
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
+    assert torch.equal(one[3][1], one[2][1]), "step 4 was skipped"
+    assert not torch.equal(one[4][1], one[3][1])
 
 
 def asleep(rank: int, size: int) -> Outcome:

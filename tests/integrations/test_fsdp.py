@@ -191,6 +191,27 @@ def test_a_scaler_skips_on_all_shards_of_all_replicas(gang4: Gang) -> None:
         assert (finite, skipped) == (True, 1)
 
 
+# -- auto -----------------------------------------------------------------------------------------------------------------
+
+
+def chosen(rank: int, size: int) -> tuple[list[str], Tensor]:
+    """What auto said, but for its hash of the shapes here, and the model in the end."""
+    with sharded.attached("auto(gain=0.0)", mesh_of(2)) as (model, optimizer, comm):
+        for step in range(1, 71):
+            optimizer.zero_grad()
+            loss_of(model, rank // 2, step).backward()
+            optimizer.step()
+        comm.check_sync()
+        said = [d.decision for d in comm.ledger.decisions if d.decision.startswith("auto")]
+        return [word for word in said if not word.startswith("auto begins")], flat(model)
+
+
+def test_auto_says_and_chooses_the_same_on_all_shards(gang4: Gang) -> None:
+    (said, model), *others = gang4.run(chosen)
+    assert any(word.startswith("auto: ") for word in said)
+    assert all(words == said and same(theirs, model) for words, theirs in others)
+
+
 def replayed(rank: int, size: int, path: str) -> str:
     """A run under auto, and a replay of it; the shards of the uneven layers have other shapes on each rank of a replica."""
     mesh = mesh_of(2)

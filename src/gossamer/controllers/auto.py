@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, final
+from zlib import crc32
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
@@ -80,6 +81,10 @@ class Auto(Controller):
     def recorded(self) -> RecordedRun | None:
         """The run that is replayed."""
         return None if self.replay is None else read_run(self.replay, self.allow)
+
+    @property
+    def read_hash(self) -> str:
+        return "" if self.recorded is None else f"{crc32(repr(self.recorded).encode()):08x}"
 
     @property
     def hears_rate(self) -> bool:

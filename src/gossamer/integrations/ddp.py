@@ -204,9 +204,7 @@ def register(
     named = _averaged(ddp_model)
     given = process_group or ddp_model.process_group
     recipe, kind, group, deadline, patience = assignment_of(recipe, given, deadline, patience, "register")
-    parsed = Recipe.of(recipe)
     optimizers = () if optimizer is None else optimizers_of(optimizer, "register")
-    check(parsed, sees_rates=bool(optimizers))
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(ddp_model.module))
 
     recorder, refusal = recorded(events, fabric)
@@ -214,6 +212,8 @@ def register(
     def check_arguments(hosts: list[str]) -> Plan:
         if refusal is not None:
             raise refusal
+        parsed = Recipe.of(recipe)  # here, where all ranks hear of a file that one of them cannot read
+        check(parsed, sees_rates=bool(optimizers))
         leveled = between_nodes(parsed, nodes, hosts, fabric.size, group)
         if optimizers:
             refuse_strange(named, optimizers)

@@ -21,6 +21,7 @@ def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dic
     """Return everything that must be equal on all ranks, by name."""
     facts: dict[str, Any] = {"gossamer": gossamer.__version__, "recipe": repr(worker.recipe), "seed": worker.ranks.seed}
     facts |= extras
+    facts["content of the file that is replayed, as a hash"] = worker.recipe.controller.read_hash
     facts["number of parameters"] = len(worker.params)
     for name, param in worker.params.items():
         facts[f"parameter {name}"] = f"{str(param.dtype).removeprefix('torch.')} {param.shape}"

@@ -96,6 +96,11 @@ class Controller(Part):
         """True if it decides by what ranks measure of their steps: it is asked where means are not finite too, and reads none of them."""
         return False
 
+    @property
+    def read_hash(self) -> str:
+        """A hash of what it has read from files, whose names in a recipe are equal on all ranks, and whose contents may not be."""
+        return ""
+
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
         """What ranks measure at this step, and whether they exchange it; the same on all ranks."""
         return TimesDue()
