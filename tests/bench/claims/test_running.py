@@ -352,6 +352,12 @@ def test_a_verdict_stands_on_the_codecs_of_its_recipes(name: str, module: str) -
     assert f"gossamer.codecs.{module}" in sources(find(name))
 
 
+def test_a_verdict_of_a_contest_stands_on_what_its_parts_extend() -> None:
+    found = sources(find("powersgd"))
+    assert "gossamer.memories.residual" in found  # of error feedback
+    assert not any(module.startswith("gossamer.core.") for module in found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_a_quick_look_at_every_claim_runs_to_its_end(name: str) -> None:

@@ -5,10 +5,12 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.bench.claims import toy
 
-from gossamer.bench.claims import DEAR, ClaimRecord, begun, find, names
+from gossamer.bench.claims import DEAR, ClaimRecord, begun, find, names, running
 from gossamer.bench.claims.record import JudgedStatement
 from gossamer.bench.cli import claims
 from gossamer.bench.workloads import DataError, Ridge
@@ -151,3 +153,51 @@ def test_a_quick_look_says_what_it_ran_and_leaves_no_record(say: Say) -> None:
     assert not Path("runs/claims").exists()
     assert len(DEAR) == 3
     assert Path("runs/claims") == claims.ELSEWHERE
+
+
+@pytest.mark.parametrize("two", [("--quick", "--confirm"), ("--quick", "--anew"), ("--anew", "--confirm")])
+def test_a_claim_is_run_in_one_way_at_a_time(say: Say, two: tuple[str, str]) -> None:
+    code, out, err = say("claims", "ef21", *two)
+    assert (code, out) == (2, "")
+    assert err == "gossamer: --quick, --anew and --confirm run other things: give one of them\n"
+
+
+def test_who_looks_at_a_stale_verdict_is_told_what_confirms_it(say: Say) -> None:
+    folder = Path("runs/claims")
+    folder.mkdir(parents=True)
+    known = judged(folder / "ef21.json")
+    assert "stale" not in say("claims", "ef21")[1]
+    known.sources = dict.fromkeys(known.sources, "other")
+    known.write(folder / "ef21.json")
+    code, out, _ = say("claims", "ef21")
+    assert code == 0
+    assert "stale (expected: holds)" in out
+    assert "--confirm makes the first seed's runs again" in out
+
+
+def test_data_that_is_lost_in_the_midst_of_a_claim_costs_no_run_that_was_finished(
+    say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, left = Ridge.load, 8
+
+    def lost(self: Ridge) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DataError("the data cannot be fetched: no network; see docs/workloads.md")
+        return whole(self)
+
+    monkeypatch.setattr(running, "_pool", toy.in_this_process)
+    monkeypatch.setattr(claims, "find", lambda name: toy.CLAIM)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ridge, "load", lost)
+        code, out, err = say("claims", "toy", "--json")
+    assert (code, out, err) == (1, "", "gossamer: the data cannot be fetched: no network; see docs/workloads.md\n")
+    known = ClaimRecord.read(Path("runs/claims/toy.json"))
+    assert not known.done
+    assert known.runs
+    code, out, _ = say("claims", "toy", "--json")
+    assert code == 0
+    assert [s["verdict"] for s in json.loads(out)["statements"]] == ["holds", "not", "holds", "not", "waiting"]
+    after = {run.key: run for run in ClaimRecord.read(Path("runs/claims/toy.json")).runs}
+    assert all(after[run.key] == run for run in known.runs)

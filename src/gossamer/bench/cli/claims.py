@@ -49,6 +49,8 @@ def claims(
     a claim that has its verdicts is not run again.
     """
     folder = records or (IN_A_CHECKOUT if IN_A_CHECKOUT.is_dir() else ELSEWHERE)
+    if short + anew + again > 1:
+        raise InputError("--quick, --anew and --confirm run other things: give one of them")
     if pages is not None:
         if name is not None or short or anew or again or as_json:
             raise InputError(
@@ -78,9 +80,12 @@ def _run(claim: PaperClaim, folder: Path, anew: bool, as_json: bool) -> None:
         print(json.dumps(_facts(known, _changed(claim, known)), indent=1))
         return
     out = console()
-    for row, verdict in zip(known.statements, known.verdicts(_changed(claim, known)), strict=True):
+    verdicts = known.verdicts(_changed(claim, known))
+    for row, verdict in zip(known.statements, verdicts, strict=True):
         out.print(f"{row.key}. {row.says}", markup=False)
         out.print(f"   {verdict} (expected: {row.expected})  {row.found}", markup=False)
+    if "stale" in verdicts:
+        out.print("\nstale: its code has changed since; --confirm makes the first seed's runs again", markup=False)
     out.print(f"\nrecord: {path}", markup=False, soft_wrap=True)
 
 
