@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
@@ -31,6 +33,7 @@ from gossamer.bench.claims import (
     run_claim,
     running,
 )
+from gossamer.bench.claims.claim import ClaimInterrupted
 from gossamer.bench.claims.pages import index, page, write_pages
 from gossamer.bench.claims.sources import _named, is_judged_code, of_text, sources
 
@@ -217,6 +220,15 @@ def test_killed_at_five_random_moments_it_ends_with_the_same_record(known: Claim
     assert lasting(path) == lasting(undisturbed)
 
 
+def test_a_process_that_is_ended_from_outside_costs_no_finished_run_and_is_told_in_a_sentence() -> None:
+    future = Future[ClaimRun]()
+    future.set_exception(BrokenProcessPool())
+    with pytest.raises(
+        ClaimInterrupted, match="every run that was finished is kept, and the same command goes on from"
+    ):
+        running._result(future)
+
+
 def test_a_quick_look_has_no_verdict_and_no_judged_seed() -> None:
     runs = quick(toy.CLAIM, lambda run, left: None)
     assert {run.seed for run in runs} == {0}
@@ -319,6 +331,35 @@ def test_pages_and_figures_are_made_from_the_record_alone(known: ClaimRecord, tm
         [x, sum(run.rows["y"][i] for run in judged) / len(judged)] for i, x in enumerate([0.0, 1.0])
     ]
     assert known.figures[0].title in written["toy-numbers.svg"]
+
+
+def test_a_page_says_that_a_claim_took_too_long_and_when_it_was_confirmed(known: ClaimRecord) -> None:
+    late = " ".join(page(replace(known, wall=601.0, confirmed="0123456789ab")).split())
+    assert "longer than the ten minutes which a claim may take" in late
+    assert "At commit 0123456789ab the runs of seed 30 came out the same." in late
+    soon = " ".join(page(replace(known, wall=599.0)).split())
+    assert "ten minutes" not in soon
+    assert "came out the same" not in soon
+
+
+PUBLISHED = Path(__file__).parents[3] / "docs" / "claims"
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_claim_that_can_run_has_run_and_stands_in_the_docs(name: str) -> None:
+    claim, known = find(name), ClaimRecord.read(PUBLISHED / "records" / f"{name}.json")
+    assert (known.claim, known.done, known.plan) == (name, True, hash_of(claim))
+    waiting = [s.key for s in claim.statements if s.judge is None]
+    assert [s.key for s in known.statements if s.verdict == "waiting"] == waiting
+
+
+def test_the_pages_in_the_docs_say_what_their_records_say(tmp_path: Path) -> None:
+    """After a new record: `gossamer claims --pages docs/claims`."""
+    records = [ClaimRecord.read(PUBLISHED / "records" / f"{name}.json") for name in names()]
+    written = write_pages(records, tmp_path)
+    assert {path.name for path in written} == {path.name for path in PUBLISHED.iterdir() if path.is_file()}
+    for path in written:
+        assert path.read_text() == (PUBLISHED / path.name).read_text(), path.name
 
 
 def test_a_changed_method_is_seen_and_a_better_comment_is_not() -> None:

@@ -73,11 +73,16 @@ def _how(known: ClaimRecord) -> str:
     seeds = ", ".join(map(str, known.seeds))
     versions = ", ".join(f"{name} {version}" for name, version in known.versions.items())
     late = " That is longer than the ten minutes which a claim may take." if known.wall > LIMIT else ""
+    again = (
+        f" At commit {known.confirmed} the runs of seed {min(known.seeds)} came out the same."
+        if known.confirmed
+        else ""
+    )
     return (
         f"`gossamer claims {known.claim} --records FOLDER` does the same elsewhere. Judged seeds: {seeds}. "
         f"{len(known.runs)} runs, {known.processor / 60:.1f} minutes of a processor, {known.wall / 60:.1f} minutes by "
         f"the clock on two processes.{late} Commit {known.commit or 'unknown'}, plan {known.plan}, "
-        f"{known.created[:10]}; {versions}; {known.machine}. All settings and curves: "
+        f"{known.created[:10]}; {versions}; {known.machine}.{again} All settings and curves: "
         f"[the record](records/{known.claim}.json)."
     )
 
@@ -138,8 +143,8 @@ SCALE = (
 )
 
 WRITING = (
-    "`gossamer claims NAME --records FOLDER` tries one again, elsewhere. How to write one: the docstring of "
-    "`gossamer.bench.claims`."
+    "`gossamer claims NAME --records FOLDER` tries one again, elsewhere; with `--quick` it only sees, without a verdict, whether all "
+    "of it still runs, and `--confirm` whether a stale verdict stands. How to write one: the docstring of `gossamer.bench.claims`."
 )
 
 
