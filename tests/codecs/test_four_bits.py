@@ -6,7 +6,7 @@ Keys are fixed. With others, a correct codec would fail a comparison of z < 5 wi
 import pytest
 import torch
 from tests.codecs.test_eight_bits import NORMAL, error, furthest_mean, mean_of
-from tests.laws.blocks import context, roundtrip, vector
+from tests.laws.blocks import context, vector
 from tests.laws.crew import mean
 
 from gossamer.codecs import FP4
