@@ -1,6 +1,6 @@
 """The steps of one process of a simulated run under `members()`: what hooks do around a user's loop is one program here.
 
-It drops a step, meets the others and takes part in what they are in the midst of as `integrations/steps.py` and
+It drops a step, meets the others and takes part in what they are in the midst of as `integrations/schedule_steps.py` and
 `fabrics/torch/reunion.py` do; what ranks say to one another then is `integrations/regrouping.py` itself.
 """
 

@@ -196,7 +196,7 @@ def test_a_run_that_is_cut_off_at_any_step_of_a_change_goes_on_bit_for_bit(name:
         assert all(torch.equal(a.flat(), b.flat()) for a, b in zip(whole, ranks, strict=True)), step
 
 
-@pytest.mark.parametrize(("one", "other"), permutations(ALLOWED, 2))
+@pytest.mark.parametrize(("one", "other"), [*permutations(ALLOWED, 2)])
 def test_of_all_recipes_that_it_may_choose_one_follows_on_another_and_back(
     one: str, other: str, tmp_path: Path
 ) -> None:

@@ -51,5 +51,7 @@ def test_a_module_of_fsdp2_that_is_gone_is_told_to_those_who_shard_alone() -> No
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: torch {torch.__version__} has no 'torch.distributed.fsdp._fully_shard._fsdp_common'")
+    assert last.startswith(
+        f"ImportError: torch {torch.__version__} has no 'torch.distributed.fsdp._fully_shard._fsdp_common'"
+    )
     assert last.endswith("use another release of torch, or a newer gossamer")

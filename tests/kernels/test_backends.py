@@ -48,7 +48,8 @@ def test_numba_is_optional():
 
 
 @pytest.mark.parametrize(
-    "error", ["ImportError('Numba needs NumPy 2.2 or less')", "SystemError('initialization failed')", "OSError('llvmlite')"]
+    "error",
+    ["ImportError('Numba needs NumPy 2.2 or less')", "SystemError('initialization failed')", "OSError('llvmlite')"],
 )
 def test_a_numba_that_cannot_be_imported_is_told_of_once_and_not_used(tmp_path, error):
     (tmp_path / "numba").mkdir()

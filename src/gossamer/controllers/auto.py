@@ -9,9 +9,10 @@ from zlib import crc32
 
 from gossamer.controllers.auto_candidates import TRIED, default_for, keeps_nothing, names_rounds, round_of, trial_of
 from gossamer.controllers.auto_replay import DENSE, RecordedRun, model_of, read_run
-from gossamer.controllers.auto_search import FEW, MEASURING, QUICK, SOON, UNDISTURBED, AutoOptions, AutoSearch
+from gossamer.controllers.auto_search import FEW, UNDISTURBED, AutoSearch
 from gossamer.controllers.auto_state import ON_DENSE
 from gossamer.controllers.auto_table import ALLOWED
+from gossamer.controllers.auto_watch import MEASURING, QUICK, SOON, AutoOptions
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import State
 from gossamer.core.contracts import Controller, Facts, TimesDue

@@ -22,13 +22,13 @@ from gossamer.kernels.finite import all_finite
 from gossamer.schedules.handing_over import Debts
 
 if TYPE_CHECKING:
-    from gossamer.integrations.steps import StepLoop
+    from gossamer.integrations.schedule_steps import ScheduleSteps
 
 
 class Parting(ABC):
     """What a rank does about leaving after each of its steps."""
 
-    def __init__(self, steps: "StepLoop") -> None:
+    def __init__(self, steps: "ScheduleSteps") -> None:
         self._worker, self._fabric = steps.worker, steps.fabric
         self.notice = OwnNotice()
         self.is_over = False  # True once this rank has nothing left to do but to end
@@ -70,7 +70,7 @@ class Parting(ABC):
 class StopNotice:
     """The notice of `comm.leaving_at`: before it is taken, nobody is told to stop."""
 
-    def __init__(self, steps: "StepLoop") -> None:
+    def __init__(self, steps: "ScheduleSteps") -> None:
         self._steps, self._seconds = steps, math.inf
         self._notice: Notice | OwnNotice | None = None
 
@@ -121,7 +121,7 @@ class PartingTogether(Parting):
     leave that the others have the first. So what is owed is never on both sides, nor on none.
     """
 
-    def __init__(self, steps: "StepLoop", members: Members) -> None:
+    def __init__(self, steps: "ScheduleSteps", members: Members) -> None:
         super().__init__(steps)
         self._members, self._departure = members, Departure(members, self.notice)
 

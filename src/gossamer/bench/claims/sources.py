@@ -21,7 +21,17 @@ from gossamer.core.parts import Part
 from gossamer.recipe import Recipe
 
 # What is imported from here is followed; kernels are not, since other tests hold them to the bit.
-_ROOMS = "codecs controllers exchanges memories mixers schedules topologies updates bench.workloads".split()
+_ROOMS = [
+    "codecs",
+    "controllers",
+    "exchanges",
+    "memories",
+    "mixers",
+    "schedules",
+    "topologies",
+    "updates",
+    "bench.workloads",
+]
 FOLLOWED = tuple(f"gossamer.{room}" for room in _ROOMS)
 NO_RESULT = {f"gossamer.bench.workloads.{name}" for name in ("cache", "errors", "packages")}  # whatever these do
 

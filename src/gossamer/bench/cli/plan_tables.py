@@ -230,7 +230,9 @@ def explain(recipe: str, model: ModelCost, cluster: Cluster, work: WorkSource, s
             if isinstance(action, StartProgram) and action.pieces:
                 screen.print(f"  step {number} of {prepared.warm}, on the {action.lane} thread:")
                 for piece in action.pieces:
-                    screen.print(escape(f"    {_piece(piece.work, piece.inside, piece.crossing, prepared.programs.cluster)}"))
+                    screen.print(
+                        escape(f"    {_piece(piece.work, piece.inside, piece.crossing, prepared.programs.cluster)}")
+                    )
     screen.print(
         escape(
             f"  null model: {say_seconds(prepared.null_seconds(cluster))}, by bytes over rate and an unlimited network's step"

@@ -101,7 +101,9 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
     for run in runs:
         every = max(len(run.losses) // 5, 1)
         points = [*zip(run.moments, run.losses)][every - 1 :: every]
-        screen.print(escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {say_seconds(at)}" for at, loss in points)))
+        screen.print(
+            escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {say_seconds(at)}" for at, loss in points))
+        )
 
 
 def _digits(seconds: float) -> str:

@@ -127,6 +127,7 @@ def _first_that(there: Sequence[Card], rule: str) -> Card | None:
 
 def _ask(asked: socket.socket, request: int, name: str, layout: str) -> int:
     import fcntl
+
     try:
         answer = fcntl.ioctl(asked, request, struct.pack("256s", name.encode()))
     except OSError:
@@ -153,6 +154,7 @@ def _ipv6() -> dict[str, str]:
 def _ethtool(asked: socket.socket, name: str, request: int, size: int) -> bytes:
     """An answer of the driver; asked by a socket, since /sys may be that of another network namespace."""
     import fcntl
+
     room = array.array("B", struct.pack("I", request) + bytes(size - 4))
     try:
         fcntl.ioctl(asked, _ETHTOOL, struct.pack("16sP", name.encode(), room.buffer_info()[0]))
