@@ -11,7 +11,7 @@ from torch import nn
 from gossamer.controllers.auto_candidates import window_of
 from gossamer.controllers.auto_replay import model_of
 from gossamer.controllers.auto_table import ALLOWED
-from gossamer.core.bucket import Bucket
+from gossamer.core.bucket import Bucket, Layout
 from gossamer.core.errors import RecipeError
 from gossamer.core.version import __version__
 from gossamer.recipe import Recipe
@@ -114,11 +114,11 @@ def test_parameters_that_go_one_way_are_measured_as_one_block_wherever_they_stan
     """As they are sent: a run for each stretch of them would count what each run takes besides its numbers."""
     ranks = replicas("auto(allow=('qsgd',))", Layers, sgd, 2)
     (bucket,) = ranks[0].worker.buckets
-    copy = torch.arange(144.0, dtype=torch.float32)
+    copy = Bucket(torch.arange(144.0, dtype=torch.float32), Layout(bucket.layout.segments, bucket.layout.dtype))
     recipe = Recipe.of("scatter(qsgd()) + rule('ndim < 2', allreduce(fp32()))")
     runs = [block for _, block in _runs(recipe, bucket, copy)]
     assert sorted(block.numel for block in runs) == [16, 128]
-    assert torch.equal(torch.cat([block.flat for block in runs]), copy)
+    assert torch.equal(torch.cat([block.flat for block in runs]), copy.flat)
     worker = ranks[0].worker
     _, requests = worker.controller.times._driven(recipe, 0, copy, worker.context(0))
     assert requests == 1.5  # two of a scatter, one of an all-reduce

@@ -53,6 +53,8 @@ class CheckSpec:
 
 
 class Placement(NamedTuple):
+    """Where a check runs."""
+
     rank: int
     size: int
     device: torch.device
