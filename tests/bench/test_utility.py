@@ -22,10 +22,10 @@ def test_all_set_ups_are_there_once(grid: list[Cell]) -> None:
 
 
 def test_from_ten_gbit_on_our_planner_says_otherwise(grid: list[Cell], said: list[Statement]) -> None:
-    """Half of all gain over 10 % there, for codecs are passes over a GPU's memory; at 100 Gbit/s one in ten at most does."""
+    """Half of all gain over 10 % there, for codecs are passes over a GPU's memory; at 100 Gbit/s one in eight at most does."""
     assert not said[0].holds
     fastest = [gain for cell in grid if cell.setup.gbit == 100 for gain in cell.gains().values()]
-    assert sum(gain > 0.1 for gain in fastest) <= len(fastest) / 10
+    assert sum(gain > 0.1 for gain in fastest) <= len(fastest) / 8
 
 
 def test_on_slow_links_what_needs_no_gather_pays(said: list[Statement]) -> None:
