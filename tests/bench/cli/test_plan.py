@@ -8,14 +8,29 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.loaded import SUBPROCESS
 
 from gossamer.bench import utility
 from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import grid
 from gossamer.costs.quantities import say_seconds
+from gossamer.planning import rates
 
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
+
+
+@pytest.fixture(autouse=True)
+def few_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is replayed at a hundred rates for each recipe; tests/planning sees that those where it begins to pay are found."""
+    monkeypatch.setattr(rates, "RATES", rates.RATES[::6])
+    monkeypatch.setattr(rates, "_bisect", lambda holds, a, b: (a * b) ** 0.5)
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts run in processes that have torch loaded."""
+    monkeypatch.setattr("gossamer.bench.compare.script_cost.subprocess", SUBPROCESS)
 
 
 def test_it_says_what_pays_on_a_slow_link(say: Say) -> None:
@@ -369,6 +384,7 @@ def test_a_users_own_script_is_planned_with_its_arguments(say: Say) -> None:
         (LOOP.format(steps=2).replace("for step", "gossamer.attach(torch.nn.Linear(2, 2), torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=.1))\nfor step"), "attaches twice"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("forked")
 def test_a_script_that_cannot_be_planned_is_refused(text: str, says: str, say: Say, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(text)
@@ -401,6 +417,7 @@ for step in range(12):
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_passes_of_reentrant_checkpointing_are_parts_of_one_backward_pass(tmp_path: Path) -> None:
     """The last of them alone was taken for it, and the gradients before for late ones: nothing was left that hides a network."""
     script = tmp_path / "train.py"
