@@ -171,7 +171,7 @@ def test_interrupted_at_five_random_moments_it_ends_with_the_same_record(
         ("woodworth", {"schedules.rounds", "bench.claims.quadratics"}),
         ("sgp", {"topologies.exponential", "mixers.push_sum", "schedules.mixing"}),
         ("terngrad", {"codecs.base", "bench.workloads.images", "bench.workloads.vision", "bench.workloads.shards"}),
-        ("atomo", {"bench.workloads.wiki", "bench.workloads.images"}),  # by their names
+        ("atomo", {"bench.workloads.python_source", "bench.workloads.images"}),  # by their names
     ],
 )
 def test_a_verdict_stands_on_what_its_methods_and_workloads_import(name: str, reached: set[str]) -> None:

@@ -75,8 +75,9 @@ def hold(path: Path, option: str = "--out") -> None:
         import fcntl
     except ImportError:  # Windows
         return
-    beside = path.with_name(f".{path.name}.lock")  # a record is replaced whole each time
-    locked, flags = (path, os.O_RDONLY) if os.path.isdir(path) else (beside, os.O_RDWR | os.O_CREAT)
+    locked, flags = path, os.O_RDONLY
+    if not path.is_dir():  # a record is replaced whole each time
+        locked, flags = path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT
     try:
         handle = os.open(locked, flags, 0o666)
         cli.at_end.callback(os.close, handle)
