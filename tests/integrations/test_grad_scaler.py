@@ -159,7 +159,10 @@ def test_local_steps_must_be_told_of_the_scaler(gang2: Gang, recipe: str) -> Non
 
 def test_memories_must_be_told_of_the_scaler(gang2: Gang) -> None:
     for text, step in gang2.run(untold, "topk(ratio=0.3)", "late"):
-        assert "error_feedback() over gather(topk(ratio=0.3)) would keep gradients of one loss scale" in text
+        assert (
+            "error_feedback() over gather(topk(ratio=0.3, scope='block')) would keep gradients of one loss scale"
+            in text
+        )
         assert step == 0
 
 
@@ -167,7 +170,7 @@ def test_memories_must_be_told_of_the_scaler(gang2: Gang) -> None:
     ("candidate", "why"),
     [
         ("scatter(qsgd()) + local_sgd(3)", "under local_sgd(3) a rank would fall behind"),
-        ("topk(ratio=0.3)", "error_feedback() would keep gradients of one loss scale"),
+        ("topk(ratio=0.3)", "error_feedback() over gather(topk(ratio=0.3, scope='block')) would keep gradients"),
     ],
 )
 def test_what_a_controller_may_put_in_force_must_be_told_of_the_scaler_from_the_first_step_on(

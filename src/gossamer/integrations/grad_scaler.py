@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from gossamer.core.errors import AttachError
 from gossamer.core.stream_events import StreamMark
 from gossamer.integrations.checks.introspection import is_called_by_scaler
-from gossamer.integrations.checks.requirements import SCALED, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
+from gossamer.integrations.checks.requirements import SCALED, UNTOLD, UNTOLD_LOCAL, UNTOLD_MEANS, refuse
 from gossamer.recipe import Recipe
 
 
@@ -116,6 +116,11 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
     refuse(recipe, *SCALED)
     if recipe.may_average:
         refuse(recipe, *UNTOLD_MEANS)
+        if recipe.exchange.owes:
+            raise AttachError(
+                f"{UNTOLD}{recipe.exchange} would keep gradients of one loss scale and send them under another; call "
+                "attach(..., scaler=scaler)"
+            )
     if not getattr(
         optimizer, "_step_supports_amp_scaling", False
     ):  # else it is fused, and skips by itself inside of step()
