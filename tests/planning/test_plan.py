@@ -180,7 +180,7 @@ def test_ranks_that_wait_for_their_shards_do_not_compute() -> None:
     for row in (found.dense, *found.recipes):
         assert row.seconds is not None
         assert (row.seconds.forward, row.seconds.backward) == pytest.approx((model.forward, model.backward))
-        assert row.seconds.network >= waits
+        assert row.seconds.network >= waits - 1e-9
         assert row.seconds.utilisation == pytest.approx(0.35 / row.seconds.step, rel=0.05)
     assert "hides behind computing" not in sentences(found)[0]
 

@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 
 WITHOUT = """
-import asyncio, json, os, signal, sys, types
+import asyncio, json, os, signal, socket, sys, types
 import torch
 sys.modules.update(dict.fromkeys(["fcntl", "resource"]))
 for name in ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGSTOP", "SIGKILL", "SIGPIPE", "SIGXFSZ"):
     delattr(signal, name)
 for name in ("killpg", "sched_getaffinity", "O_NOFOLLOW", "O_NONBLOCK", "uname"):
     delattr(os, name)
+del socket.if_nameindex  # in place of /proc/net, without which no card is asked for
 from gossamer.bench.cli import main
 from gossamer.bench.lab import access
 access.sys = types.SimpleNamespace(platform="win32")
@@ -35,9 +36,9 @@ RUN = [
     "doctor --quick",
 ]
 REFUSED = {
-    "lab --hosts 2 -- true": "gossamer: a lab is made of Linux namespaces; this is win32",
-    "compare ddp qsgd --workload ridge --steps 2 --rate 10mbit": "gossamer: a lab is made of Linux namespaces; this is win32",
-    "compare ddp qsgd --workload ridge --steps 2": "gossamer: ranks are started on Linux and macOS only; on Windows do it under WSL",
+    "lab --hosts 2 -- true": "a lab is made of Linux namespaces; this is win32",
+    "compare ddp qsgd --workload ridge --steps 2 --rate 10mbit": "a lab is made of Linux namespaces; this is win32",
+    "compare ddp qsgd --workload ridge --steps 2": "ranks are started on Linux and macOS only; on Windows do it under WSL",
 }
 
 
@@ -48,8 +49,8 @@ def test_commands_that_need_no_linux_run_and_the_others_say_what_they_need(tmp_p
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
-    *said, codes = done.stderr.splitlines()
+    codes = done.stderr.splitlines()[-1]
     assert json.loads(codes) == [0] * len(RUN) + [1] * len(REFUSED), done.stderr
-    assert [line for line in said if line.startswith("gossamer:")] == [*REFUSED.values()]
+    assert all(sentence in done.stderr for sentence in REFUSED.values())
     assert "Traceback" not in done.stderr
     assert "a lab is made of Linux namespaces; this is win32" in done.stdout  # the doctor's row
