@@ -164,8 +164,8 @@ def test_a_signal_in_a_save_lets_it_end(tmp_path: Path, monkeypatch: pytest.Monk
     model, optimizer, comm = fresh("allreduce")
     with comm, comm.leaving_at(seconds=60):
         step(model, optimizer, comm)
-        collect = comm.state_dict
-        monkeypatch.setattr(comm, "state_dict", lambda: (os.kill(os.getpid(), signal.SIGTERM), collect())[1])
+        collect = comm._state_to_save
+        monkeypatch.setattr(comm, "_state_to_save", lambda: (os.kill(os.getpid(), signal.SIGTERM), collect())[1])
         gossamer.checkpoint.save(comm, tmp_path / "step1")
         monkeypatch.undo()
         assert comm.stopping
