@@ -65,8 +65,7 @@ def empty(claim: PaperClaim) -> ClaimRecord:
 def begun(claim: PaperClaim, path: Path, anew: bool = False) -> ClaimRecord:
     """The record to go on with. That of a plan which has only grown since keeps its verdicts, and its new statements wait.
 
-    With `anew`, that of another plan or of code that has changed makes room, and its verdicts stay in the new one as earlier
-    ones.
+    With `anew`, that of another plan or of changed code makes room, and its verdicts stay in the new one as earlier ones.
     """
     try:
         if not path.exists():
