@@ -98,12 +98,18 @@ LEDGER = """
 """
 
 
+def made_up(gang2: Gang, folder: Path, ledger: str) -> str:
+    """The path of a ledger whose decisions are replayed on this model."""
+    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
+    path = folder / "made_up.jsonl"
+    path.write_text(ledger.strip().replace("HEAD", head))
+    return str(path)
+
+
 def test_a_replay_is_bit_equal_to_the_run_that_wrote_it(gang2: Gang, tmp_path: Path) -> None:
     """The first run is itself a replay of decisions that are made up, so that there are some on every machine."""
-    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
-    made_up = tmp_path / "made_up.jsonl"
-    made_up.write_text(LEDGER.strip().replace("HEAD", head))
-    one, other = gang2.run(trained, f"auto(replay={str(made_up)!r})", 12, "", "")
+    path = made_up(gang2, tmp_path, LEDGER)
+    one, other = gang2.run(trained, f"auto(replay={path!r})", 12, "", "")
     assert torch.equal(one.model, other.model)
     assert one.exchange == "scatter(bf16())"
 
@@ -138,10 +144,8 @@ def changed(rank: int, size: int, path: str) -> list[tuple[str, str, int, Tensor
 def test_to_rounds_and_back_and_to_rules_and_back_all_ranks_are_equal_when_models_agree(
     gang2: Gang, tmp_path: Path
 ) -> None:
-    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
-    path = tmp_path / "made_up.jsonl"
-    path.write_text(THERE_AND_BACK.strip().replace("HEAD", head))
-    one, other = gang2.run(changed, str(path))
+    path = made_up(gang2, tmp_path, THERE_AND_BACK)
+    one, other = gang2.run(changed, path)
     dense, rounds = ("allreduce(fp32())", "every_step()", 0), ("scatter(qsgd())", "local_sgd(3)", 0)
     ternary = ("scatter(ternary(), answer=qsgd(bits=3))", "every_step()", 1)
     wanted = [dense] * 3 + [rounds] * 6 + [dense] * 3 + [ternary] * 3 + [dense] * 3 + [rounds] * 6
@@ -348,10 +352,8 @@ BESIDE_A_SCALER = """
 def test_changes_come_between_steps_also_where_gradients_accumulate_and_a_scaler_skips(
     gang2: Gang, tmp_path: Path
 ) -> None:
-    head = gang2.run(trained, "auto", 2, "", "")[0].said[0]
-    path = tmp_path / "made_up.jsonl"
-    path.write_text(BESIDE_A_SCALER.strip().replace("HEAD", head))
-    one, other = gang2.run(accumulated, str(path))
+    path = made_up(gang2, tmp_path, BESIDE_A_SCALER)
+    one, other = gang2.run(accumulated, path)
     dense, qsgd, int8 = "allreduce(fp32())", "scatter(qsgd(bucket=128))", "scatter(int8())"
     wanted = [dense] * 2 + [qsgd] * 2 + [dense] * 3 + [int8] * 4
     assert [seen for seen, _ in one] == [seen for seen, _ in other] == [[name] * 2 for name in wanted]
