@@ -76,7 +76,7 @@ def hold(path: Path, option: str = "--out") -> None:
     except ImportError:  # Windows
         return
     locked, flags = path, os.O_RDONLY
-    if not path.is_dir():  # a record is replaced whole each time
+    if not os.path.isdir(path):  # a record is replaced whole each time; Path.is_dir() raises where a name is too long
         locked, flags = path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT
     try:
         handle = os.open(locked, flags, 0o666)
