@@ -51,9 +51,9 @@ def _figures(evidence: Evidence) -> list[Figure]:
 
 
 def _on_fashion(recipes: dict[str, str], shards: str = "iid") -> Contest:
-    """Ten rounds of 48, or forty of 12."""
+    """Ten rounds of 48, or forty of 12. Trials are short, so that all of it takes less than ten minutes of two cores."""
     return Contest(
-        "fashion", recipes, steps=480, every=240, ranks=8, trials=4, tuned_steps=240, shards=shards, seeds=DEAR
+        "fashion", recipes, steps=480, every=240, ranks=8, trials=3, tuned_steps=144, shards=shards, seeds=DEAR
     )
 
 
@@ -80,7 +80,7 @@ CLAIM = PaperClaim(
     ),
     setup=(
         "fashion on eight ranks of 16 images, 480 steps, with iid shards and shards by label; lm-bytes with Adam on four, 200 steps.",
-        "Each contender has four trials half as long (learning rate, and what else its parts declare), the best goes on.",
+        "Each contender has three trials a quarter as long (learning rate, and what else its parts declare), the best goes on.",
         "Rounds of 12 steps, of gossip 24; slow momentum .5 at first, buffers reset under SGD and kept under Adam.",
     ),
     limits="90 to 200 epochs: slow momentum needs time, and 480 steps are 40 rounds.",
@@ -94,7 +94,7 @@ CLAIM = PaperClaim(
         "adam": Contest(
             "lm-bytes",
             {"local": "local_sgd(12)", "slow": SLOW.format(tau=12).replace("reset", "maintain")},
-            steps=204, every=102, trials=4, tuned_steps=96, seeds=DEAR,
+            steps=204, every=102, trials=3, tuned_steps=48, seeds=DEAR,
         ),
     },
     figures=_figures,
