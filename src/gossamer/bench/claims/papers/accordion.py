@@ -92,6 +92,6 @@ CLAIM = PaperClaim(
         "All at the workload's own rate.",
     ),
     limits="300 epochs, of which nine tenths are uncritical: there 5.5 times comes from. 15 short epochs decide seven times.",
-    plan={"lm": Contest("lm", RECIPES, steps=STEPS, every=50, trials=1, seeds=DEAR, rate=cut)},
+    plan={"lm": Contest("lm", RECIPES, steps=STEPS, every=100, trials=1, seeds=DEAR, rate=cut)},
     figures=_figures,
 )

@@ -33,7 +33,7 @@ def _costs(evidence: Evidence) -> Judgement:
 
 
 def _longer(evidence: Evidence) -> Judgement:
-    slow, base = (evidence.last("rounds", case, "quality") for case in ("slow 48", "local 12"))
+    slow, base = (evidence.last("iid", case, "quality") for case in ("slow 48", "local"))
     return no_worse(apart(base, slow), 0.0)
 
 
@@ -87,10 +87,9 @@ CLAIM = PaperClaim(
     plan={
         "iid": _on_fashion(
             {"dense": "allreduce", "slow dense": SLOW.format(tau=1), "local": "local_sgd(12)", "slow": SLOW.format(tau=12)}
-            | {"gossip": "sgp", "slow gossip": "slowmo_sgp(24)"},
+            | {"slow 48": SLOW.format(tau=48), "gossip": "sgp", "slow gossip": "slowmo_sgp(24)"},
         ),
         "label": _on_fashion({"local": "local_sgd(12)", "slow": SLOW.format(tau=12)}, shards="label"),
-        "rounds": _on_fashion({"local 12": "local_sgd(12)", "slow 48": SLOW.format(tau=48)}),
         "adam": Contest(
             "lm-bytes",
             {"local": "local_sgd(12)", "slow": SLOW.format(tau=12).replace("reset", "maintain")},
