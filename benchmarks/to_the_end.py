@@ -46,7 +46,7 @@ def _wanted(asked: argparse.Namespace, study: Study, known: dict[Job, Run]) -> I
     if asked.seeds is None and asked.rates is None:
         return contenders.jobs(some, known)
     rates, seeds = asked.rates or [1.0], asked.seeds or [*contenders.JUDGED]
-    named = (Job(*each) for each in itertools.product(some, rates, seeds))
+    named = (Job(*each) for each in itertools.product(asked.recipes or [DENSE, *some], rates, seeds))
     return (job for job in named if job not in known)
 
 

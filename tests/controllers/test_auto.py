@@ -97,6 +97,14 @@ def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
     assert all(words(run, rank) == words(run) for rank in range(4))
 
 
+def test_dense_is_not_timed_beside_who_is_slower_than_another_candidate() -> None:
+    """Here `qsgd` takes .11 s and dense .17, clearly longer; `int8`, which is second, takes .12."""
+    run = train(make(), pulled, CHOSEN, Network(1e-4, 8.8e4), alike)
+    tries = [word for word in words(run) if "tries" in word]
+    assert tries == ["auto tries qsgd from step 5", "auto tries int8 from step 14"]
+    assert words(run)[-1].startswith("auto: qsgd from step 23: ")
+
+
 def test_the_prediction_is_what_the_simulator_does_where_processors_cost_nothing() -> None:
     run = train(make(), pulled, CHOSEN, SLOW, alike)
     said = words(run)[-1].replace("(", "").split()

@@ -33,6 +33,13 @@ def test_a_trial_that_has_only_begun_tells_nothing() -> None:
     assert trials.last_of(1) == WindowMedian(1.0, 1.0, 1.0)
 
 
+def test_who_is_slower_than_one_that_is_clearly_faster_than_dense_is_beaten() -> None:
+    trials = trials_of([1, 0], ended=2)
+    assert [trials.is_beaten(number) for number in (0, 1)] == [True, False]
+    hardly_faster = trials_of([ON_DENSE] * 6 + [1, 0], ended=8)  # 6 and 7, and dense is 9
+    assert not hardly_faster.is_beaten(0)
+
+
 def test_what_is_forgotten_counts_from_nothing() -> None:
     kept = AutoState({})
     assert [kept.count("lost"), kept.count("lost", 0), kept.count("lost")] == [1, 1, 2]

@@ -25,13 +25,14 @@ from gossamer.core.parts import part, require
 class Auto(Controller):
     """Choose among `allow` and dense averages by measuring this run, and choose again when the network changes.
 
-    The first steps are timed under dense averages, and each candidate is run twice on a copy of the gradient. From these numbers,
-    which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready, and take the
-    candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted after step 3 to take a quarter of
-    dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each candidate, and
-    if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and after each of them dense
-    does, if it was not 1.5 times slower before. A candidate comes in force if its median of the slowest rank's steps is `gain`
-    below dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
+    The first steps are timed under dense averages, and each candidate is run thrice on a copy of the gradient. From these
+    numbers, which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready,
+    and take the candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted after step 3 to take
+    a quarter of dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each
+    candidate, and if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each, and after
+    each of them dense does, if it was not 1.5 times slower before than this one, or than a faster one. A candidate comes in
+    force if its median of the slowest rank's steps is `gain` below dense's and the two intervals (of 90 %) part. All this takes
+    60 steps at most.
 
     Candidates may have rules, and rounds of local steps if their schedule is written out, as in "scatter(qsgd()) + local_sgd(8)":
     those train for five whole rounds.
@@ -51,8 +52,8 @@ class Auto(Controller):
 
     Not for: runs of fewer than a few hundred steps; results that must be the same in every run, unless by `replay`.
 
-    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes thrice at six steps. Where the
-    network is fast, three averages of the largest block under each candidate, once.
+    Wire: 24 bytes a step of a window from every rank at its end, and 16 for each block; four bytes five times at six steps.
+    Where the network is fast, three averages of the largest block under each candidate, once.
 
     >>> Auto(allow=("bf16", "qsgd"), gain=0.2)
     auto(allow=('bf16', 'qsgd'), gain=0.2)

@@ -119,7 +119,7 @@ class AutoSearch(AutoWatch):
         self.kept.write_all("before", self.kept.all("before") + mean_losses(_last(self.facts.times, TRIED)))
         self.kept.write_all("found", [*self.kept.all("found"), *seen.steps])
         trials = Trials(self.kept)
-        if self.number != ON_DENSE and len(trials.of(self.number)) == 1:
+        if self.number != ON_DENSE and len(trials.of(self.number)) == 1 and not trials.is_beaten(self.number):
             clear = is_clear(seen.steps, trials.dense_before)
             if not clear or not self._stays_clear(seen, trials.dense_before) or not self.options.direct[self.number]:
                 return self._turn_of(ON_DENSE, FEW if clear else TRIED)

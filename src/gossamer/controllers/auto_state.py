@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from gossamer.controllers.auto_choice import WindowMedian
+from gossamer.controllers.auto_choice import WindowMedian, is_clear
 from gossamer.core.bucket import State
 
 ON_DENSE = -1  # the number of dense among candidates
@@ -84,6 +84,11 @@ class Trials:
 
     def last_of(self, number: int) -> WindowMedian:
         return self.of(number)[-1][1]
+
+    def is_beaten(self, number: int) -> bool:
+        """True if another candidate was faster, and clearly faster than dense: then dense need not be timed beside this one."""
+        others = [self.last_of(other) for other in self.tried if other != number]
+        return any(o.middle < self.last_of(number).middle and is_clear(o, self.dense_before) for o in others)
 
     def dense_beside(self, place: int) -> WindowMedian:
         """The dense turn after a trial, or the last one before it."""
