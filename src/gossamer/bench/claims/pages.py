@@ -133,7 +133,7 @@ READING = (
     "longer.",
     "Statements of time are of virtual time: each holds only if it does with a network .8, 1 and 1.5 times as slow as the planner "
     "says, which covers its [published error](../performance.md#planned-beside-measured).",
-    "Minutes are those of the whole claim, by the clock, on a machine that others used too. `gossamer claims` lists all this, and "
+    "Minutes are those of the whole claim, by the clock, often on a machine that others used too. `gossamer claims` lists all this, and "
     "says *stale* where code that a verdict stands on has changed since.",
 )
 
