@@ -3,7 +3,7 @@
 from importlib import resources
 from typing import Any
 
-import jinja2
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from gossamer.bench.report import formatting
@@ -22,14 +22,12 @@ def asset(name: str) -> str:
     return resources.files("gossamer.bench.report").joinpath(name).read_text(encoding="utf-8")
 
 
+ENVIRONMENT = Environment(  # keeps each template that it has compiled
+    autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(asset)
+)
+ENVIRONMENT.filters.update({name: getattr(formatting, name) for name in FORMS})
+
+
 def filled(template: str, **values: Any) -> str:
     """A template's document. It begins with `{% include "head.html" %}`, and says its title first."""
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(asset),
-    )
-    environment.filters.update({name: getattr(formatting, name) for name in FORMS})
-    return environment.get_template(template).render(css=Markup(asset("page.css")), **values) + "\n"
+    return ENVIRONMENT.get_template(template).render(css=Markup(asset("page.css")), **values) + "\n"
