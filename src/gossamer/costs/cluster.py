@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
@@ -137,62 +138,62 @@ class Cluster:
         if not 0 < self.payload <= 1 or not all(0 < e <= 1 for e in self.efficiency.values()):
             raise CostError("payload and efficiency must lie between 0 and 1")
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of ranks."""
         return sum(h.count * h.ranks for h in self.hosts)
 
-    @property
+    @cached_property
     def nodes(self) -> int:
         return sum(h.count for h in self.hosts)
 
-    @property
+    @cached_property
     def ranks_per_node(self) -> int:
         return self.hosts[0].ranks
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """The rate of the slowest link, which a collective of all ranks waits for."""
         return min(h.slowest_rate for h in self.hosts)
 
-    @property
+    @cached_property
     def latency(self) -> float:
         return max(h.latency for h in self.hosts)
 
-    @property
+    @cached_property
     def latency_inside(self) -> float:
         """Seconds of a message between two ranks of a host."""
         return NEAR * self.latency if self.nodes == 1 else min(NEAR * self.latency, FARTHEST)
 
-    @property
+    @cached_property
     def inside(self) -> float:
         return min(h.inside for h in self.hosts)
 
-    @property
+    @cached_property
     def cores(self) -> float:
         """The fewest cores on which the ranks of a host compute."""
         return min(h.shared_cores for h in self.hosts)
 
-    @property
+    @cached_property
     def turns(self) -> float:
         """The ranks of a host that take turns on one of its cores, 1 at least."""
         return max(self.ranks_per_node / self.cores, 1.0)
 
-    @property
+    @cached_property
     def memory_rate(self) -> float:
         return min(h.memory_rate for h in self.hosts)
 
-    @property
+    @cached_property
     def speed(self) -> float:
         """The slowest host's, for which all others wait."""
         return min(h.speed for h in self.hosts)
 
-    @property
+    @cached_property
     def memory(self) -> float:
         """The fewest bytes that a rank may use."""
         return min(inf if h.memory is None else h.memory for h in self.hosts)
 
-    @property
+    @cached_property
     def has_gpus(self) -> bool:
         return any(h.device == "gpu" for h in self.hosts)
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from gossamer.core.errors import CostError
@@ -35,7 +37,7 @@ class ModelCost:
     waits: int = 1  # steps from one moment at which all ranks wait for the slowest to the next; 0 if they never do
     buckets: Sequence[Sequence[str]] = field(default_factory=list[Sequence[str]])
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return sum(prod(s) for s in self.shapes.values())
 
@@ -87,11 +89,19 @@ class ModelCost:
 
     def arrival(self, bucket: int) -> float:
         """The share of the backward pass that is done when a bucket, and all before it, are complete."""
-        return max(self.shares[name] for names in self.buckets[: bucket + 1] for name in names)
+        return self._arrivals[bucket]
+
+    @cached_property
+    def _arrivals(self) -> list[float]:
+        return [*accumulate((max(self.shares[name] for name in names) for names in self.buckets), max)]
 
     def copies(self, bucket: int) -> float:
         """Bytes that are read and written to gather a bucket's gradients."""
-        return float(self.width + self.wide) * sum(prod(self.shapes[name]) for name in self.buckets[bucket])
+        return float(self.width + self.wide) * self._lengths[bucket]
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return [sum(prod(self.shapes[name]) for name in names) for names in self.buckets]
 
     def of_dtype(self, dtype: str) -> "ModelCost":
         """The same model with parameters of another dtype, in the same seconds.
