@@ -114,10 +114,11 @@ class _Planned:
     def breaks_even(self, name: str, step: float) -> float:
         """The rate, in bytes a second, up to which a recipe is faster than DDP by over a tie; 0 where it never is."""
         model = known_model(self._model.name, step)
+        dense = ddp(model, self._cluster.size)
 
         def ratio(rate: float) -> float:
             there = self._cluster.at_rate(rate)
-            return self.seconds(name, model, there) / ddp(model, there.size).seconds(there).step
+            return self.seconds(name, model, there) / dense.seconds(there).step
 
         found: Sequence[Interval] = pays_between(ratio)
         return found[-1].high if found else 0.0
