@@ -2,12 +2,14 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.laws.samples import preset_recipes
+from tests.laws.samples import required
 from tests.runtime import fleet
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gossamer
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.recipe import Recipe
+from gossamer.recipes import presets
 from gossamer.simulate import replicas, train
 
 SIDE, RANKS = 384, 3
@@ -38,6 +41,7 @@ MAKING = (  # what is on nobody's hot path
     *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
     *("scale='one'", "signsgd"),  # coins for zeros
 )
+FEW = 4  # steps of a round: what one makes does not depend on its length
 MEASURES = 60  # steps after which `auto` has measured, with a copy of a block at a time
 SOURCE = gossamer.__path__[0]
 
@@ -110,9 +114,18 @@ def made(recipe: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return dict(watch.seen)
 
 
+def in_short_rounds(make: Callable[..., Recipe]) -> Recipe:
+    """A preset with what it must be told, and with fewer steps a round than it has by default."""
+    given = dict.fromkeys(required(make), 2)
+    length = signature(make).parameters.get("every")
+    if length is not None and length.name not in given and length.default > FEW:
+        given["every"] = FEW
+    return make(**given)
+
+
 def every() -> list[Any]:
     """Presets, and other parts with the last exchange that they are seen with; what is put together by hand is slow."""
-    named = [repr(r) for r in preset_recipes().values()]
+    named = [repr(in_short_rounds(make)) for make in presets().values()]
     kept = [r for r in dict.fromkeys([*fleet.ALL, *named]) if not any(making in r for making in MAKING)]
     quick = {*named, *fleet.SHOWN}
     return [pytest.param(r, marks=[] if r in quick else pytest.mark.slow, id=r) for r in kept]
