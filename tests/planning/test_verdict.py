@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from math import inf
 
 import pytest
@@ -15,9 +16,14 @@ from gossamer.planning.verdict import averages_every_step, sentences
 from gossamer.planning.work import NoWork
 
 
-def planned(rate: float, recipes: Sequence[str], nodes: int = 2, gpus: int = 1, step: float = 0.35) -> TrainingPlan:
+def planned(rate: float, recipes: Sequence[str], nodes: int = 2, gpus: int = 1, curves: bool = False) -> TrainingPlan:
+    return planned_once(rate, tuple(recipes), nodes, gpus, curves)
+
+
+@cache
+def planned_once(rate: float, recipes: tuple[str, ...], nodes: int, gpus: int, curves: bool) -> TrainingPlan:
     here = from_flags(nodes=nodes, gpus=gpus, rate=rate)
-    return plan(known_model("gpt2", step), here, recipes, work=NoWork())
+    return plan(known_model("gpt2", 0.35), here, recipes, work=NoWork(), curves=curves)
 
 
 def test_where_dense_hides_it_says_leave_it_alone() -> None:
@@ -54,7 +60,7 @@ def test_a_recipe_that_ties_with_the_fastest_is_not_called_the_fastest() -> None
 
 
 def test_where_one_pays_it_names_it_with_its_rate_and_its_price() -> None:
-    said = sentences(planned(125e6, ["qsgd", "bf16"]))
+    said = sentences(planned(125e6, ["qsgd", "bf16"], curves=True))
     assert said[0].startswith("qsgd: ")
     assert "It pays below " in said[0]
     assert "times as many steps and still be ahead" in said[0]
@@ -104,13 +110,13 @@ def test_flat_recipes_on_shared_cards_are_warned_of() -> None:
 
 def test_where_latency_is_the_step_it_says_meet_less_often() -> None:
     here = from_flags(nodes=64, gpus=1, rate=125e6, latency=5e-3)
-    found = plan(known_model("resnet50", 0.02), here, ["powersgd"], work=NoWork())
+    found = plan(known_model("resnet50", 0.02), here, ["powersgd"], work=NoWork(), curves=False)
     assert any(line.startswith("Meet less often: latency is ") for line in sentences(found))
 
 
 def test_sharded_models_are_compared_with_hsdp() -> None:
     here = from_flags(nodes=4, gpus=8, rate=1e9)
-    found = plan(known_model("gpt2", 0.35), here, ["qsgd"], shards=8, work=NoWork())
+    found = plan(known_model("gpt2", 0.35), here, ["qsgd"], shards=8, work=NoWork(), curves=False)
     assert sentences(found)[0].startswith("qsgd: ")
     assert "HSDP" in sentences(found)[0]
     said = "Recipes are planned through the host and gloo"
