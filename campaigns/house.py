@@ -117,7 +117,9 @@ class House:
             "gc": ("gc.get_objects(", "gc.get_referrers("),
             "private torch": ("torch._C", "private_name("),
         }
-        code = {name: _without_docstrings(tree) for name, tree in self.trees.items()}
+        every = tuple(mark for which in marks.values() for mark in which)
+        some = {name: tree for name, tree in self.trees.items() if any(mark in self.texts[name] for mark in every)}
+        code = {name: _without_docstrings(tree) for name, tree in some.items()}
         return {kind: [n for n, text in code.items() if any(m in text for m in which)] for kind, which in marks.items()}
 
     # -- circles and duplicates --------------------------------------------------------------------------------------

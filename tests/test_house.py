@@ -16,15 +16,12 @@ import gossamer
 ROOT, SOURCE = Path(__file__).parents[1], Path(gossamer.__file__).parent
 TOOL = {"gossamer.bench", "gossamer.__main__"}  # the second starts the command line
 MAY_TOUCH_THE_NETWORK = {"checkpoints", "fabrics", "integrations", "bench/compare", "bench/cli"}
+HOUSE = House(ROOT)
 
 
-def modules() -> list[Path]:
-    return sorted(SOURCE.rglob("*.py"))
-
-
-def imported(path: Path) -> set[str]:
+def imported(tree: ast.Module) -> set[str]:
     names = set[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -34,14 +31,14 @@ def imported(path: Path) -> set[str]:
 
 def test_algorithms_never_touch_torch_distributed_and_nothing_is_pickled() -> None:
     """But DCP pickles its metadata, which one module reads with nothing that it could run."""
-    for path in modules():
-        place, names = path.relative_to(SOURCE), imported(path)
+    for name, tree in HOUSE.trees.items():
+        place, names = Path(name), imported(tree)
         touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in names)
         room = "/".join(place.parts[:2]) if place.parts[0] == "bench" else place.parts[0]
         assert not touches or room in MAY_TOUCH_THE_NETWORK, place
         reads_dcp = place.as_posix() == "checkpoints/folder.py"
         assert not names & {"pickle", "cloudpickle", "dill"} - ({"pickle"} if reads_dcp else set()), place
-        assert "all_gather_object" not in path.read_text(), place
+        assert "all_gather_object" not in HOUSE.texts[name], place
 
 
 LAZY = """
@@ -111,16 +108,17 @@ MADE_OF_FLOATS = {"zeros", "ones", "empty", "full", "rand", "randn", "eye", "lin
 MADE_OF_WHAT_IS_GIVEN = {"tensor", "as_tensor", "arange", "scalar_tensor"}
 
 
-def without_a_type(path: Path) -> list[str]:
+def without_a_type(name: str, tree: ast.Module) -> list[str]:
     """Calls that make a tensor of the default type, which is the user's to set."""
     found = list[str]()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        made, of_torch = node.func.attr, ast.unparse(node.func.value) == "torch"
+        made, of = node.func.attr, node.func.value
+        of_torch = isinstance(of, ast.Name) and of.id == "torch"
         says = any(k.arg in ("dtype", "out") for k in node.keywords)
         if of_torch and not says and (made in MADE_OF_FLOATS or (made in MADE_OF_WHAT_IS_GIVEN and has_floats(node))):
-            found.append(f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}")
+            found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
     return found
 
 
@@ -131,7 +129,7 @@ def has_floats(call: ast.Call) -> bool:
 
 
 def test_whoever_makes_a_tensor_of_floats_says_of_which_type() -> None:
-    assert [line for path in modules() for line in without_a_type(path)] == []
+    assert [line for name, tree in HOUSE.trees.items() for line in without_a_type(name, tree)] == []
 
 
 # Names that said nothing to a reader who knows PyTorch and the papers; what they are called now is what the code says.
@@ -150,22 +148,13 @@ RETIRED_MODULES = """
     """
 
 
-def classes() -> dict[str, list[str]]:
-    found = dict[str, list[str]]()
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
-    return found
-
-
 def test_no_two_classes_share_a_name() -> None:
-    assert {name: where for name, where in classes().items() if len(where) > 1} == {}
+    assert HOUSE.shared_names() == {}
 
 
 def test_no_retired_name_comes_back() -> None:
-    assert {*RETIRED_CLASSES.split()} & {*classes()} == set()
-    assert [p for p in modules() if p.stem in RETIRED_MODULES.split()] == []
+    assert {*RETIRED_CLASSES.split()} & {*HOUSE.classes()} == set()
+    assert [name for name in HOUSE.texts if Path(name).stem in RETIRED_MODULES.split()] == []
 
 
 def test_the_glossary_has_few_words_and_each_once() -> None:
@@ -177,7 +166,6 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 
 # -- budgets: raised by hand, with a reason --------------------------------------------------------------------------------
 
-HOUSE = House(ROOT)
 # The goal is 30,000: 4,400 are costs and plans, 1,800 the codec eden, places as one number, and their kernels, 2,220 trainers and shards, 1,200 auto,
 # 1,800 nine methods of the years 2023 to 2026, 1,200 the simulator's costs, events and restarts, 1,050 the events of a run, 560 data
 # and their order, 2,450 members under every recipe, their seats, nodes and shards, how they leave, save and end, 1,000 members in the
