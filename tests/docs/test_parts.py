@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,14 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "ext"))
 
 parts: Any = importlib.import_module("parts")
+refused_once = cache(refused_with)  # by a page and by its test
 
 
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
-    return dict(parts.pages())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parts.catalogue, "refused_with", refused_once)
+        return dict(parts.pages())
 
 
 @pytest.mark.parametrize("name", registry.of())
@@ -51,7 +55,7 @@ def test_every_preset_is_described(pages: dict[str, str], name: str) -> None:
     section = pages["presets.md"].split(f"\n## {name}\n")[1].split("\n## ")[0]
     assert f"**Use it** {parts._escape(docs.use)}\n" in section
     assert f"**Not for** {parts._escape(docs.not_for)}\n" in section
-    rows = [refusal.text for refusal in refused_with(example(name), name)]
+    rows = [refusal.text for refusal in refused_once(example(name), name)]
     assert all(f"| `{text}` |" in section for text in rows)
     assert ("Refused:" in section) == bool(rows)
 
