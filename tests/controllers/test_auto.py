@@ -4,7 +4,7 @@ import gc
 import json
 import re
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -84,9 +84,23 @@ def exchange(ranks: list[Replica]) -> str:
     return found
 
 
-def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
+@cache
+def settled() -> tuple[list[Replica], Trained]:
+    """A run that has chosen, at which some look and which none changes."""
     ranks = make()
-    run = train(ranks, pulled, CHOSEN, SLOW, alike)
+    return ranks, train(ranks, pulled, CHOSEN, SLOW, alike)
+
+
+@cache
+def gone_on() -> list[Replica]:
+    """The ranks of one that has gone on since, from which others are resumed."""
+    ranks = make()
+    train(ranks, pulled, 100, SLOW, alike)
+    return ranks
+
+
+def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
+    ranks, run = settled()
     assert exchange(ranks) == "scatter(qsgd(bucket=128))"
     assert equal(ranks)
     *_, word = words(run)
@@ -106,7 +120,7 @@ def test_dense_is_not_timed_beside_who_is_slower_than_another_candidate() -> Non
 
 
 def test_the_prediction_is_what_the_simulator_does_where_processors_cost_nothing() -> None:
-    run = train(make(), pulled, CHOSEN, SLOW, alike)
+    _, run = settled()
     said = words(run)[-1].replace("(", "").split()
     measured, guess = float(said[5]), float(said[said.index("predicted") + 1])
     assert guess == pytest.approx(measured, rel=0.05)
@@ -235,9 +249,7 @@ def resumed(before: list[Replica], size: int = 4, model: Callable[[], nn.Module]
 
 
 def test_a_run_that_resumes_keeps_its_choice() -> None:
-    ranks = make()
-    train(ranks, pulled, 100, SLOW, alike)
-    again = resumed(ranks)
+    again = resumed(gone_on())
     run = train(again, pulled, 200, SLOW, alike)
     assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
@@ -245,9 +257,7 @@ def test_a_run_that_resumes_keeps_its_choice() -> None:
 
 
 def test_in_a_world_of_another_size_it_measures_anew() -> None:
-    ranks = make()
-    train(ranks, pulled, 100, SLOW, alike)
-    again = resumed(ranks, size=3)
+    again = resumed(gone_on(), size=3)
     assert exchange(again) == "scatter(qsgd(bucket=128))"
     run = train(again, pulled, 150, SLOW, alike)
     assert "auto measures again: another world or machine" in words(run)
@@ -256,9 +266,7 @@ def test_in_a_world_of_another_size_it_measures_anew() -> None:
 
 
 def test_on_another_machine_it_measures_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = make()
-    train(ranks, pulled, 100, SLOW, alike)
-    again = resumed(ranks)
+    again = resumed(gone_on())
     monkeypatch.setattr(step_times.platform, "node", lambda: "elsewhere")
     run = train(again, pulled, 150, SLOW, alike)
     assert "auto measures again: another world or machine" in words(run)
@@ -309,8 +317,7 @@ def test_a_candidate_that_was_measured_before_a_run_was_cut_off_is_measured_agai
 
 
 def written(tmp_path: Path) -> tuple[str, list[Replica]]:
-    ranks = make()
-    run = train(ranks, pulled, CHOSEN, SLOW, alike)
+    ranks, run = settled()
     run.ledger.write(tmp_path / "ledger.jsonl")
     return str(tmp_path / "ledger.jsonl"), ranks
 
@@ -542,13 +549,11 @@ def large_after(recipe: str) -> int:
 
 
 def test_its_measuring_leaves_nothing_of_a_gradients_size_behind() -> None:
-    ranks = make()
-    train(ranks, pulled, CHOSEN, SLOW, alike)
+    ranks, _ = settled()
     times = ranks[0].worker.controller.times
     held = [value for value in vars(times).values() if isinstance(value, Tensor)]
     assert not held
     assert max(t.numel() for t in ranks[0].worker.controller.state.values()) <= CHOSEN
-    del ranks, times
     assert large_after("auto") == large_after("allreduce")
 
 

@@ -11,6 +11,7 @@ from tests.controllers.test_auto import (
     alike,
     equal,
     exchange,
+    gone_on,
     make,
     pulled,
     resumed,
@@ -87,9 +88,7 @@ def test_a_run_that_resumes_still_notices_another_network() -> None:
 
 
 def test_a_run_that_resumes_does_not_measure_again_because_computing_takes_longer() -> None:
-    ranks = make()
-    train(ranks, pulled, 100, SLOW, alike)
-    run = train(resumed(ranks), pulled, 300, SLOW, lambda rank, step: 1.5 * COMPUTING)
+    run = train(resumed(gone_on()), pulled, 300, SLOW, lambda rank, step: 1.5 * COMPUTING)
     assert words(run) == []
 
 
