@@ -10,10 +10,19 @@ import pytest
 from gossamer.costs import from_flags
 from gossamer.costs.quantities import Price
 from gossamer.planning.model_shapes import known_model
+from gossamer.planning.peak import PeakMemory
 from gossamer.planning.plan import TrainingPlan, plan
 from gossamer.planning.rates import Interval
 from gossamer.planning.verdict import averages_every_step, sentences
 from gossamer.planning.work import NoWork
+
+
+@pytest.fixture(autouse=True)
+def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sentence says what a rank holds, which takes longest to find; tests/planning/test_peak.py sees to that."""
+    monkeypatch.setattr(
+        "gossamer.planning.plan.memory_of", lambda programs, model, keeps: PeakMemory(0, 0, 0, keeps, 0)
+    )
 
 
 def planned(rate: float, recipes: Sequence[str], nodes: int = 2, gpus: int = 1, curves: bool = False) -> TrainingPlan:
