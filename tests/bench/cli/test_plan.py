@@ -15,6 +15,7 @@ from gossamer.bench.compare.script_cost import measure_script
 from gossamer.bench.report import grid
 from gossamer.costs.quantities import say_seconds
 from gossamer.planning import rates
+from gossamer.planning.peak import PeakMemory
 
 Say = Callable[..., tuple[int, str, str]]
 GPT2 = ("plan", "gpt2", "--nodes", "2", "--gpus", "1", "--step", "350ms")
@@ -28,11 +29,20 @@ def few_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def unrehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a rank holds at its peak takes longest to find; tests/planning/test_peak.py looks at it."""
+    monkeypatch.setattr(
+        "gossamer.planning.plan.memory_of", lambda programs, model, keeps: PeakMemory(0, 0, 0, keeps, 0)
+    )
+
+
+@pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts run in processes that have torch loaded."""
     monkeypatch.setattr("gossamer.bench.compare.script_cost.subprocess", SUBPROCESS)
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_it_says_what_pays_on_a_slow_link(say: Say) -> None:
     code, out, err = say(*GPT2, "--rate", "1gbit")
     assert (code, err) == (0, "")
@@ -44,12 +54,14 @@ def test_it_says_what_pays_on_a_slow_link(say: Say) -> None:
     assert "use at least 3 ranks" in out
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_it_says_no_on_a_fast_one(say: Say) -> None:
     code, out, _ = say(*GPT2, "--rate", "25gbit")
     assert code == 0
     assert out.startswith("Leave DDP alone")
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_a_sharded_model_of_seven_billion_is_planned_from_its_shapes(say: Say) -> None:
     code, out, _ = say(
         "plan", "llama-7b", "qsgd", "local_sgd(32)", "--shard", "8", "--nodes", "4", "--gpus", "8", "--rate", "25gbit",
@@ -111,6 +123,7 @@ def test_a_target_says_what_keeps_machines_busy(say: Say) -> None:
     assert [*json.loads(out)["values"]] == ["local_sgd(8)"]
 
 
+@pytest.mark.usefixtures("unrehearsed")
 def test_several_numbers_of_hosts_stand_side_by_side(say: Say) -> None:
     asked = (
         "plan",
