@@ -263,6 +263,9 @@ def _run(table: dict[str, Any]) -> Run:
     return made(Run, facts)
 
 
+_hints = cache(get_type_hints)
+
+
 def made(kind: type[T], facts: dict[str, Any]) -> T:
     """A dataclass from what a file says, if every value is of the field's type."""
     built = kind(**facts)
@@ -271,11 +274,6 @@ def made(kind: type[T], facts: dict[str, Any]) -> T:
         if not _fits(value, hint):
             raise TypeError(f"{name} of a {kind.__name__.lower()} is {str(value)[:40]!r}")
     return built
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _fits(value: Any, hint: Any) -> bool:

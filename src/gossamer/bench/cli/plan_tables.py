@@ -66,7 +66,8 @@ def _severity(plan: TrainingPlan) -> float:
 
 def _rows(plan: TrainingPlan, left_out: Sequence[str]) -> Table:
     names = [row.name for row in plan.baselines if row.name != "compute"]
-    titles = ["recipe", "a step", "between", "busy", *(f"of {_abbreviated(name)}" for name in names)]
+    short = [name.replace(", ", " x").removesuffix(" micro-batches") for name in names]
+    titles = ["recipe", "a step", "between", "busy", *(f"of {name}" for name in short)]
     titles += ["work", "network", "sent", "by card", "keeps", "at peak", "pays below", "busy 90 % at", "every"]
     rows = [*plan.baselines, *plan.possible]
     money = next((row.money for row in rows if row.money is not None), None)  # failures may leave DDP no time
@@ -78,10 +79,6 @@ def _rows(plan: TrainingPlan, left_out: Sequence[str]) -> Table:
         cells = _cells(row, names, plan.dense.name, money is not None)
         made.add_row(*(cells[i] for i in shown))
     return made
-
-
-def _abbreviated(name: str) -> str:
-    return name.replace(", ", " x").removesuffix(" micro-batches")
 
 
 def _cells(row: Row, names: list[str], dense: str, priced: bool) -> list[str]:

@@ -5,7 +5,6 @@ import math
 import sys
 from contextlib import AbstractContextManager
 from time import monotonic
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -106,9 +105,7 @@ class LiveTable(AbstractContextManager["LiveTable"]):
         self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *of: object) -> None:
         for row in self.rows.values():
             row.state = row.state if row.state in ("done", "failed") else "cut off"
         self.live.stop()

@@ -69,13 +69,8 @@ def _cells(row: RunRow, several: bool) -> list[str]:
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, _ratio(row)] if several else []
     steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
-    numbers = [
-        str(steps or ""),
-        "" if row.step is None else seconds(row.step),
-        *_sent(row),
-        "" if row.final is None else f"{row.final:.4f}",
-    ]
-    return [row.run.name, *compared, *numbers]
+    last = "" if row.final is None else f"{row.final:.4f}"
+    return [row.run.name, *compared, str(steps or ""), "" if row.step is None else seconds(row.step), *_sent(row), last]
 
 
 def _step_cells(row: RunRow) -> list[str]:

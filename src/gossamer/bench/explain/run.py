@@ -79,7 +79,7 @@ def explain(recipe: str | Recipe, ranks: int | None = None, spoken: int = 2) -> 
     found = _run(parsed, size, spoken)
     rounds = spoken * parsed.schedule.shape.period
     for steps in (rounds, parsed.schedule.shape.prelude + rounds):
-        if _spoken(found) < spoken and steps > len(found.steps):
+        if sum(bool(step.messages) for step in found.steps) < spoken and steps > len(found.steps):
             found = _run(parsed, size, min(steps, MOST))
     return _cut(found, spoken)
 
@@ -91,10 +91,6 @@ def _few(recipe: Recipe) -> int:
             _fleet(recipe, size)
             return size
     return FEW[0]
-
-
-def _spoken(found: Explained) -> int:
-    return sum(bool(step.messages) for step in found.steps)
 
 
 def _cut(found: Explained, spoken: int) -> Explained:

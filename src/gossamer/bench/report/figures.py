@@ -67,10 +67,7 @@ def _painter(written: list[Path]) -> Any:
 
 
 def _paint(painter: Any, drawing: str) -> bytes:
-    return _signed(bytes(painter.svg_to_bytes(svg_string=drawing, zoom=ZOOM, sans_serif_family="Liberation Sans")))
-
-
-def _signed(png: bytes) -> bytes:
     """With our name after the first chunk, which is the header: 8 bytes before it, and 25 of its own."""
+    png = bytes(painter.svg_to_bytes(svg_string=drawing, zoom=ZOOM, sans_serif_family="Liberation Sans"))
     length, check = struct.pack(">I", len(AUTHOR) - 4), struct.pack(">I", zlib.crc32(AUTHOR))
     return png[:33] + length + AUTHOR + check + png[33:]

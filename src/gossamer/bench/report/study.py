@@ -224,7 +224,8 @@ def _last(record: Record, name: str) -> float | None:
     """Over the seeds, the mean; none if one of them ended with no number."""
     runs = [named(runs, name) for runs in record.trials.values()]
     lasts = [r.evaluations[-1].quality for r in runs if r and r.evaluations]
-    return _finite(fmean(lasts)) if lasts else None
+    mean = fmean(lasts) if lasts else math.nan
+    return mean if math.isfinite(mean) else None
 
 
 def _order(row: RunRow) -> tuple[bool, float, bool, int]:
@@ -248,7 +249,3 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
