@@ -511,6 +511,11 @@ def test_a_forgotten_process_group_is_no_reason_to_train_alone(monkeypatch: pyte
     model, optimizer = of(Awkward())
     with pytest.raises(AttachError, match="init_process_group"):
         gossamer.attach(model, optimizer, "allreduce")
+    monkeypatch.setenv("WORLD_SIZE", "four")
+    with pytest.raises(
+        AttachError, match=r"WORLD_SIZE is 'four', not a number: set it as torchrun does, .* or leave it out"
+    ):
+        gossamer.attach(model, optimizer, "allreduce")
 
 
 def test_something_that_is_no_group_is_refused() -> None:

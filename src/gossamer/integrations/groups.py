@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from gossamer.core.errors import AttachError
+from gossamer.fabrics.liveness.launch import environment_number
 from gossamer.fabrics.liveness.members import Members
 from gossamer.fabrics.torch.endpoint import ONE_STORE
 from gossamer.fabrics.torch.fabric import TorchFabric
@@ -29,7 +30,7 @@ def group_of(given: Given) -> dist.ProcessGroup | Members | None:
     _warn_of_one_store()
     if given is None:
         alone = not dist.is_initialized()
-        if alone and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        if alone and (environment_number("WORLD_SIZE") or 1) > 1:
             raise AttachError(
                 f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but no process group exists and this rank would train alone; "
                 "call torch.distributed.init_process_group() first"

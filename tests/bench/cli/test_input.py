@@ -218,6 +218,24 @@ def test_ranks_that_a_launcher_has_started_fill_their_hosts(
     assert (code, err) == (2, "gossamer: --per-host 3 does not divide the 4 ranks of the launcher\n")
 
 
+@pytest.mark.parametrize("command", ["train bf16 --workload ridge", "compare ddp --script train.py", "doctor --quick"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("RANK", "abc"), ("WORLD_SIZE", ""), ("LOCAL_RANK", "-"), ("MASTER_PORT", "1e4")]
+)
+def test_what_a_launcher_has_set_and_is_no_number_is_named(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, name: str, value: str
+) -> None:
+    (tmp_path / "train.py").touch()
+    for each, text in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
+        monkeypatch.setenv(each, text)
+    code, out, err = say(*command.split())
+    assert (code, out) == (2, "")
+    assert err == (
+        f"gossamer: the environment variable {name} is {value!r}, not a number: set it as torchrun does, or unset RANK where no "
+        "launcher has started this process\n"
+    )
+
+
 def test_compare_is_not_for_ranks_that_a_launcher_has_started(say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")

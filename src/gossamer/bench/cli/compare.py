@@ -218,7 +218,7 @@ def _check_resumable(out: Path | None) -> None:
     """Raise InputError if there is no checkpoint to resume from; ranks check their own later."""
     if out is None:
         raise InputError("--resume needs --out: the folder of the run to resume")
-    rank = int(os.environ.get("RANK", "0"))
+    rank = int(os.environ["RANK"]) if is_a_rank() else 0
     if not saved_steps(out / "checkpoint", rank):
         raise InputError(f"nothing to resume from: no checkpoint in {out / 'checkpoint'}; run without --resume first")
 

@@ -21,6 +21,7 @@ from gossamer.bench.cli import network_cards
 from gossamer.bench.cli.console import console
 from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import Force, writing
+from gossamer.bench.cli.run_output import is_a_rank
 from gossamer.bench.compare.calibrate import calibrate, say_severity
 from gossamer.bench.compare.gpu.calibrate import calibrate_gpus
 from gossamer.bench.compare.link import AlphaBeta, between_two_ranks, over_each_network
@@ -61,6 +62,7 @@ def doctor(
     With --gpu: every kernel's bits and speed, streams, every preset over NCCL and over gloo, and a rank that dies, on the
     ranks that a launcher has started, or on all GPUs of this machine.
     """
+    is_a_rank()  # refuses what is no number
     if quick and (gpu or save is not None):
         raise InputError(f"--quick leaves out what {'--gpu' if gpu else '--save'} is for: give one of them")
     if out != gpus.REPORT and (save is not None or not gpu):

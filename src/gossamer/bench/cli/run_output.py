@@ -13,6 +13,7 @@ import typer
 
 from gossamer.bench.cli import progress
 from gossamer.bench.cli.console import console, is_lively
+from gossamer.bench.cli.errors import InputError
 from gossamer.bench.cli.output import PAGE, RECORD, hold, new_folder, run_folder
 from gossamer.bench.cli.summary import summary
 from gossamer.bench.compare import ComparePlan
@@ -20,9 +21,18 @@ from gossamer.bench.compare.events import FilesWritten, OnEvent, RankEvent
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.record import Record
 from gossamer.bench.report import write_html
+from gossamer.fabrics.liveness.launch import is_number
 
 
 def is_a_rank() -> bool:
+    """True if a launcher has started this process; what it has set is refused if it is no number."""
+    told = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
+    wrong = next((name for name in told if not is_number(os.environ.get(name, "0"))), None)
+    if wrong and "RANK" in os.environ:
+        raise InputError(
+            f"the environment variable {wrong} is {os.environ[wrong]!r}, not a number: set it as torchrun does, or unset RANK where no "
+            "launcher has started this process"
+        )
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -41,10 +51,6 @@ class RunOutput:
     @property
     def record(self) -> Path:
         return self.folder / RECORD
-
-    @property
-    def page(self) -> Path:
-        return self.folder / PAGE
 
     @property
     def checkpoint(self) -> str:
@@ -85,9 +91,9 @@ class RunOutput:
         if trouble:
             print(f"gossamer: {trouble}", file=sys.stderr)
         elif self.as_json:
-            progress.events_as_json(RankEvent(FilesWritten(code, str(self.record), str(self.page))))
+            progress.events_as_json(RankEvent(FilesWritten(code, str(self.record), str(self.folder / PAGE))))
         elif not self.quiet:
-            console().print(f"\nreport: {self.page}", markup=False, soft_wrap=True)
+            console().print(f"\nreport: {self.folder / PAGE}", markup=False, soft_wrap=True)
         raise typer.Exit(code or int(bool(trouble)))
 
     def _keep(self, record: Record, earlier: Record | None) -> str:
@@ -98,7 +104,7 @@ class RunOutput:
             )
         try:
             record.write(self.record)
-            write_html(record, self.page)
+            write_html(record, self.folder / PAGE)
         except OSError as error:
             why = error.strerror or error
             return f"the report could not be written to {self.folder}: {why}; the earlier files are unchanged"

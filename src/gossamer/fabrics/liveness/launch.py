@@ -34,7 +34,7 @@ class MemberLaunch(NamedTuple):
         host, port = _address(store)
         if not 0 < port < 2**16:
             raise AttachError(f"the store's port is {port}: give a number from 1 to {2**16 - 1}")
-        rank, world = (None, None) if by_torchrun else (_number("RANK"), _number("WORLD_SIZE"))
+        rank, world = (None, None) if by_torchrun else (environment_number("RANK"), environment_number("WORLD_SIZE"))
         most = world if most is None else most
         if most is None:
             or_else = "" if by_torchrun else f", or set WORLD_SIZE, for instance {_EXAMPLE}"
@@ -67,7 +67,7 @@ def _refuse_torchrun_of_all(store: str | None) -> None:
 
 def _address(store: str | None) -> tuple[str, int]:
     if store is None:
-        port = _number("MASTER_PORT")
+        port = environment_number("MASTER_PORT")
         if port is None:
             raise AttachError(
                 f"the environment variable MASTER_PORT is '', not a number: set MASTER_ADDR and MASTER_PORT, for instance {_EXAMPLE}, or "
@@ -75,25 +75,25 @@ def _address(store: str | None) -> tuple[str, int]:
             )
         return os.environ.get("MASTER_ADDR") or "127.0.0.1", port
     host, _, port = store.rpartition(":")
-    if not host or not _is_number(port):
+    if not host or not is_number(port):
         raise AttachError(
             f"members(store={store!r}): give the store's address as 'host:port', such as '10.0.0.1:29500'"
         )
     return host.strip("[]"), int(port)
 
 
-def _number(name: str) -> int | None:
-    """The number in an environment variable; None if it is not set."""
+def environment_number(name: str) -> int | None:
+    """The number in an environment variable of launchers; None if it is not set."""
     value = os.environ.get(name, "")
-    if value and not _is_number(value):
+    if value and not is_number(value):
         raise AttachError(
-            f"the environment variable {name} is {value!r}, not a number: members() reads RANK, WORLD_SIZE, MASTER_ADDR and "
-            f"MASTER_PORT, for instance {_EXAMPLE}"
+            f"the environment variable {name} is {value!r}, not a number: set it as torchrun does, for instance {_EXAMPLE}, "
+            "or leave it out"
         )
     return int(value) if value else None
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
