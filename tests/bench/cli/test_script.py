@@ -37,6 +37,8 @@ def test_a_rank_that_fails_ends_the_run_on_all_and_the_report_has_its_last_words
         (("qsgd", "--cwd", "there"), "--cwd is the folder a script runs in, and there is no --script"),
         (("--script", PLAIN, "qsgd", "--workload", "lm"), "--workload has no effect with --script"),
         (("--script", PLAIN, "qsgt"), "there is no recipe 'qsgt'"),
+        (("--script", PLAIN, "qsgd", "--cwd", "broken.py"), "broken.py: Not a directory; give another folder"),
+        (("--script", PLAIN, "qsgd", "--cwd", "broken.py/{recipe}"), "broken.py/qsgd: Not a directory; give another"),
         (("--script", str(PROGRAMS / "hooked.py"), "slowmo"), "slowmo with DistributedDataParallel: "),
         (("qsgd", "--", "--steps"), "arguments after -- belong to a script, and there is no --script"),
     ],

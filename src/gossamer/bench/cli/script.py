@@ -79,6 +79,16 @@ def _check_for_ddp(kind: str) -> None:
         raise InputError(f"{kind} with DistributedDataParallel: {error}") from None
 
 
+def _make_folder(folder: str) -> None:
+    """Make a folder to run the script in, where it is missing; refuse one that its ranks could not enter."""
+    try:
+        with suppress(FileExistsError):
+            os.makedirs(folder, exist_ok=True)
+        os.stat(f"{folder}/.")
+    except OSError as error:
+        raise InputError(f"--cwd: the script cannot run in {folder}: {error.strerror}; give another folder") from None
+
+
 def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> NoReturn:
     """Start ranks here or in a lab, or take part as one that a launcher has started: then rank 0 keeps the record."""
     refuse_uneven_hosts(plan.per_host)
@@ -86,6 +96,8 @@ def run(plan: ScriptPlan, hosts: int, rate: str | None, output: RunOutput) -> No
         parse_links(rate, hosts)
         if is_a_rank():
             raise InputError(STARTED)
+    for name in plan.contenders if plan.folder else ():
+        _make_folder(plan.of(name).folder)
     if is_a_rank() and int(os.environ["RANK"]):
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise typer.Exit(join_script(plan, command(), lambda event: None, None)[1])

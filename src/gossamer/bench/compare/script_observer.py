@@ -51,12 +51,15 @@ class ScriptPlan:
             "steps": self.steps,
         }
 
-    def command(self, name: str) -> list[str]:
-        """Command of one rank of a run. In the script's arguments and its folder, {recipe} becomes the run's file name."""
+    def of(self, name: str) -> "ScriptPlan":
+        """The plan of one run. In the script's arguments and its folder, {recipe} becomes the run's file name."""
         file = re.sub(r"[^A-Za-z0-9_.=]+", "-", name).strip("-.")
         said, folder = [a.replace("{recipe}", file) for a in self.arguments], self.folder.replace("{recipe}", file)
-        mine = replace(self, arguments=said, folder=folder, contenders={name: self.contenders[name]})
-        return program("gossamer.bench.compare.script_rank", json.dumps(asdict(mine)))
+        return replace(self, arguments=said, folder=folder, contenders={name: self.contenders[name]})
+
+    def command(self, name: str) -> list[str]:
+        """Command of one rank of a run."""
+        return program("gossamer.bench.compare.script_rank", json.dumps(asdict(self.of(name))))
 
 
 class Enough(SystemExit):
