@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from tests.gang import Gang
-from tests.integrations.loops import DEADLINE, SEED, SMALL, Awkward, attached, data, flat, same, small_step
+from tests.integrations.loops import DEADLINE, SEED, SMALL, Awkward, OwnWay, attached, data, flat, same, small_step
 from torch import Tensor, nn
 
 import gossamer
@@ -146,6 +146,25 @@ def test_other_ranks_start_from_the_consensus(gang4: Gang, gang2: Gang, recipe: 
         assert same(begun, agreed)
         assert moments.abs().sum() > 0
         assert end.isfinite().all()
+
+
+def saved_by_own_ways(rank: int, size: int, path: str) -> Tensor:
+    with attached("local_sgd(4)", OwnWay(rank), adam) as (model, optimizer, comm):
+        while comm.step < 2:
+            small_step(model, optimizer, comm, rank)
+        checkpoint.save(comm, path)
+        (state,) = [state for state in optimizer.state.values() if state["exp_avg"].dim() == 2]
+        return state["exp_avg"]
+
+
+@gang
+def test_momenta_that_the_first_rank_lacks_are_kept_by_another_number_of_ranks(gang2: Gang, tmp_path: Path) -> None:
+    kept = gang2.run(saved_by_own_ways, str(tmp_path / "a"))
+    with attached("local_sgd(4)", OwnWay(0), adam) as (model, optimizer, comm):
+        checkpoint.load(comm, tmp_path / "a")
+        for way, moment in zip(model.ways, kept, strict=True):
+            assert same(optimizer.state[way.weight]["exp_avg"], moment)
+            assert optimizer.state[way.weight]["step"] == 2
 
 
 def unreadable(rank: int, size: int, path: str) -> tuple[str, float, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.gang import Gang
-from tests.integrations.loops import SMALL, attached, flat, same, small_step
+from tests.integrations.loops import SMALL, OwnWay, attached, flat, same, sgd, small_step
 from torch import Tensor, nn
 
 import gossamer
@@ -63,6 +63,24 @@ def test_a_trainer_goes_on_in_the_midst_of_a_round(gang2: Gang, recipe: str, tmp
     recipe, path = recipe + SMALL, str(tmp_path / "run")
     for rank, (then, now) in enumerate(zip(gang2.run(unbroken, recipe, path), gang2.run(resumed, recipe, path))):
         assert all(same(a, b) for a, b in zip(then[SAVED:], now)), f"rank {rank}"
+
+
+def written_by_own_ways(rank: int, size: int, path: str) -> Tensor:
+    with attached("local_sgd(4)", OwnWay(rank), sgd) as (model, optimizer, comm):
+        while comm.step < 2:
+            small_step(model, optimizer, comm, rank)
+        public(comm, Path(path))
+        (state,) = [state for state in optimizer.state.values() if state["momentum_buffer"].dim() == 2]
+        return state["momentum_buffer"]
+
+
+def test_momenta_that_the_first_rank_lacks_are_kept_by_another_number_of_ranks(gang2: Gang, tmp_path: Path) -> None:
+    kept = gang2.run(written_by_own_ways, str(tmp_path))
+    with attached("local_sgd(4)", OwnWay(0), sgd) as (model, optimizer, comm):
+        taken_up(model, optimizer, tmp_path)
+        sidecars.load(comm, tmp_path)
+        for way, moment in zip(model.ways, kept, strict=True):
+            assert same(optimizer.state[way.weight]["momentum_buffer"], moment)
 
 
 def test_memories_begin_at_zero_only_on_purpose(gang2: Gang, tmp_path: Path) -> None:

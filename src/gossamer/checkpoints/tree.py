@@ -41,6 +41,15 @@ def fill(tree: Any, find: Callable[[str], Tensor]) -> Any:
     return type(tree)(fill(v, find) for v in tree) if type(tree) in (list, tuple) else tree
 
 
+def with_states_of_all(trees: Sequence[Any]) -> Any:
+    """Return the first rank's tree, with the states of parameters that only other ranks' optimizers have moved."""
+    first, *others = trees
+    for other in others:
+        for mine, theirs in zip(first["optimizer"], other["optimizer"]):
+            mine["state"] = theirs["state"] | mine["state"]
+    return first
+
+
 def mean_of_ranks(held: Sequence[Tensor], ranks: int) -> Tensor:
     """Return the mean over all old ranks; integers, and entries that not all ranks have, are taken from the first."""
     first = held[0]
@@ -111,11 +120,14 @@ class Saved:
 
     def frame(self) -> Any:
         """Return the saved tree, with names in place of its tensors."""
-        return unpack(self.tensor("frame"))
+        own = {rank: home for rank in self._ranks if (home := self._own(rank, "frame"))}
+        if not own:
+            return unpack(self.tensor("frame"))
+        return with_states_of_all([unpack(self._checked(home, rank, "frame")) for rank, home in own.items()])
 
     def tensor(self, name: str) -> Tensor:
         """Return the wanted part of a tensor."""
-        first = self._ranks[0]
+        first = next((rank for rank in self._ranks if self._own(rank, name)), self._ranks[0])
         inner = name.removeprefix("model/")
         if self._own(first, name) is None:
             once = f"own.equal/{name}"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.checkpoints.folder import read
 from gossamer.checkpoints.state import prepare
-from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack, unpack
+from gossamer.checkpoints.tree import clear, digest, fill, mean_of_ranks, pack, unpack, with_states_of_all
 from gossamer.core.errors import CheckpointError
 from gossamer.integrations.all_ranks import gathered, on_all
 from gossamer.integrations.checkpoint_reading import trained
@@ -175,7 +175,7 @@ def _restore(comm: Communicator, own: list[dict[str, Tensor]], same_size: bool) 
         held = [tensors[name] for tensors in own if name in tensors]
         return held[0] if len(own) == 1 else mean_of_ranks(held, len(own))
 
-    tree = fill(unpack(own[0]["frame"]), find)
+    tree = fill(with_states_of_all([unpack(tensors["frame"]) for tensors in own]), find)
     if same_size:
         comm.model.load_state_dict(tree["model"], strict=False)  # frozen parameters are not in it
     elif comm.recipe.schedule.shape.evaluates_another:  # the public model is none that trained
