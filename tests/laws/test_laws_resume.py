@@ -178,6 +178,21 @@ def test_other_buckets_keep_everything_owed_with_the_own_dictionary_or_with_all(
 OWED = ("exchange", "owed"), ("memory", "residual")
 
 
+def test_what_chunk_owners_of_one_node_owe_goes_to_the_memory_where_nodes_are_several() -> None:
+    """It would be added at each step anew, and only where a chunk's owner in the node is its owner among all."""
+    before, after = moved(
+        "nodes(scatter(topk(ratio=0.2)), 2, inside=scatter(topk(ratio=0.2))) + error_feedback()", 2, 4
+    )
+    owed = total(before, "exchange", "inside.owed")
+    a, b = total(before, "memory", "residual"), total(after, "memory", "residual")
+    assert any(t.any() for t in owed.values())
+    for name in a:
+        torch.testing.assert_close(a[name] / 2 + owed[name], b[name] / 4, rtol=1e-6, atol=1e-6)
+    train(after, pull, 3)
+    assert total(after, "exchange", "inside.owed") == {}
+    assert bit_equal(parameters(after))
+
+
 @pytest.mark.parametrize(("old", "new"), CHANGES)
 @pytest.mark.parametrize("recipe", ["diana(bits=4, bucket=16)", "scatter(qsgd(bits=4, bucket=16)) + diana()"])
 def test_a_new_world_keeps_the_learned_gradients_and_their_mean(recipe: str, old: int, new: int) -> None:

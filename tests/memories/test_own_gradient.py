@@ -6,8 +6,9 @@ from tests.laws.crew import Crew, mean
 from tests.runtime.gym import Flat, bit_equal, make, noise, parameters, pull, sgd, spoiled, train
 from torch import Tensor, nn
 
+from gossamer.checkpoints import state as checkpoint
 from gossamer.core.bucket import Bucket
-from gossamer.core.errors import AttachError, RecipeError
+from gossamer.core.errors import AttachError, CheckpointError, RecipeError
 from gossamer.integrations.ddp import check
 from gossamer.memories import OwnGradient
 from gossamer.recipe import Recipe
@@ -135,6 +136,33 @@ def test_with_a_constant_rate_gradients_may_be_kept_as_gradients() -> None:
         train(ranks, pull, 1)
         kept = [torch.cat([c.states["memory"]["residual"] for c in r.worker.buckets]) for r in ranks]
         assert apart([x + 0.05 / 4 * e for x, e in zip(parameters(ranks), kept, strict=True)]) < 1e-14
+
+
+def moved(old: int, new: int) -> tuple[list[Replica], list[Replica]]:
+    recipe = f"{SPARSE} + own_gradient() + resync(1000)"
+    before, after = make(recipe, old, wide, plain), make(recipe, new, wide, plain)
+    train(before, pull, 5)
+    for rank in after:
+        checkpoint.load(rank.worker, [checkpoint.save(each.worker) for each in before])
+    return before, after
+
+
+@pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4), (3, 8)])
+def test_among_another_number_of_ranks_as_much_is_still_owed(old: int, new: int) -> None:
+    """Of each residual 1 / N is in its rank's model already, so that (N - 1) / N of their mean is owed to the mean model."""
+    owed = list[Tensor]()
+    for ranks in moved(old, new):
+        kept = [torch.cat([c.states["memory"]["residual"] for c in r.worker.buckets]) for r in ranks]
+        owed.append(torch.stack(kept).mean(0) * (1 - 1 / len(ranks)))
+    assert owed[0].any()
+    torch.testing.assert_close(owed[0], owed[1], rtol=0, atol=1e-14)
+
+
+def test_what_several_ranks_owe_one_another_is_not_dropped_where_one_is_left() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"what the checkpoint's 4 ranks had not sent .* would be lost, since one rank alone"
+    ):
+        moved(4, 1)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

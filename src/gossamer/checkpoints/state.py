@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from gossamer.core.contracts import Policy
 from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.version import __version__
+from gossamer.memories import OwnGradient
 from gossamer.runtime import Worker
-from gossamer.runtime.buckets import ROLES, BucketState, build
+from gossamer.runtime.buckets import ROLES, BucketState, build, settle_or_owe
 from gossamer.runtime.succession import by_bucket, by_parameter, home
 
 
@@ -109,6 +111,9 @@ def prepare(worker: Worker, saved: "Mapping[str, Any] | Sequence[Mapping[str, An
         for bucket, state in zip(buckets, states, strict=True):
             _move_edges(bucket, state, worker)
     check_whole(worker, found, buckets, states)
+    if found.head["size"] != worker.size:
+        for bucket, state in zip(buckets, states, strict=True):
+            _keep_owed(bucket, state, found.head["size"], worker.size)
     landing = {i: s["schedule"].pop("pending") for i, s in enumerate(states) if "pending" in s["schedule"]}
     lost = [i for i, s in enumerate(states) if s["schedule"].pop("lost", None) is not None]
     if found.head["lost"] and not lost:
@@ -142,6 +147,22 @@ def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: Worker
                 f"older gossamer, and {bucket.memory} cannot take it over; give the dictionaries of all ranks: "
                 "load_state_dict([d0, d1, ...])"
             )
+
+
+def _keep_owed(bucket: BucketState, states: dict[str, State], before: int, size: int) -> None:
+    """Let as much be owed among `size` ranks as among those before, where means of residuals are not all."""
+    memory, state = bucket.memory, states["memory"]
+    if 1 < bucket.exchange.ranks_per_node < size:  # chunks inside of several nodes have other owners than in one
+        settle_or_owe(replace(bucket, states=states), size)
+    if not isinstance(memory, OwnGradient) or memory.mode != "partial" or "residual" not in state:
+        return
+    if size > 1:  # 1 / N of each residual is in its rank's model already
+        state["residual"] = state["residual"] * ((1 - 1 / before) / (1 - 1 / size))
+    elif state["residual"].any():
+        raise CheckpointError(
+            f"what the checkpoint's {before} ranks had not sent to one another would be lost, since one rank alone sends nothing: load it on two "
+            "ranks or more, or one that was saved just after a resync(sync='flush')"
+        )
 
 
 def _entries(state: State, bucket: BucketState, role: str, worker: Worker) -> dict[str, Tensor]:
