@@ -410,11 +410,18 @@ def test_a_run_shorter_than_its_measuring_stays_dense_and_says_so() -> None:
 
 
 def test_trials_that_cost_too_much_of_a_run_of_known_length_end() -> None:
-    """Predicted to be fast, the first turns out four times slower than dense: the second is not tried."""
+    """Predicted to be fast, the first turns out four times slower than dense: it ends after two steps, and the second is not tried."""
     ranks = make("auto(steps=100)")
-    run = train(ranks, pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING + 4.0 * (5 <= step < 14))
-    assert [w for w in words(run) if "tries" in w] == ["auto tries qsgd from step 5", "auto tries dense from step 14"]
+    run = train(ranks, pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING + 4.0 * (5 <= step < 8))
+    assert [w for w in words(run) if "tries" in w] == ["auto tries qsgd from step 5", "auto tries dense from step 8"]
     assert exchange(ranks) == "allreduce(fp32())"
+
+
+def test_a_trial_that_costs_little_of_a_run_of_known_length_has_all_its_steps() -> None:
+    """Also where one of the first two is slow."""
+    for recipe, slow in (("auto(steps=10000)", {5, 6, 7}), ("auto(steps=100)", {5, 6})):
+        run = train(make(recipe), pulled, 16, SLOW, lambda rank, step, slow=slow: COMPUTING + 4.0 * (step in slow))
+        assert [w.rpartition(" ")[2] for w in words(run) if "tries" in w] == ["5", "14"]
 
 
 def test_one_rank_alone_trains_plainly() -> None:

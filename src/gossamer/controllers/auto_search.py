@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isfinite
 
-from gossamer.controllers.auto_candidates import TRIED, in_rounds, trial_of
+from gossamer.controllers.auto_candidates import TRIED, in_rounds, round_of, trial_of
 from gossamer.controllers.auto_choice import (
     CLEARLY,
     LEAST,
@@ -111,7 +111,11 @@ class AutoSearch(AutoWatch):
         """A trial has ended: the next one, or the choice."""
         if self._place() != self.kept.all("place"):
             return self._measure_anew(ELSEWHERE)
-        seen = timing_of(_last(self.facts.times, TRIED), FEW if self.number == ON_DENSE else LEAST)
+        has_begun = self.number != ON_DENSE and self.kept.whole("rows") == FEW
+        seen = timing_of(_last(self.facts.times, TRIED), FEW if has_begun or self.number == ON_DENSE else LEAST)
+        if has_begun and not self._becomes_dear(seen.steps.low):
+            self._window(self.number, TRIED, TRIED - FEW)
+            return self.number
         if not seen.steps.known:
             return self._again()
         if self.number == ON_DENSE:
@@ -132,11 +136,8 @@ class AutoSearch(AutoWatch):
         """True if the trial was not clearly quicker than predicted. If it was, the network may be faster than when dense was timed:
         then true if dense would still be clearly slower, had its averages become shorter by the same factor.
         """
-        guess, took, computing = (
-            self.kept.all("guesses")[self.number + 1],
-            seen.steps.middle,
-            self.kept.number("computing"),
-        )
+        guess, took = self.kept.all("guesses")[self.number + 1], seen.steps.middle
+        computing = self.kept.number("computing")
         if CLEARLY * took >= guess:
             return True
         if took <= computing:
@@ -148,10 +149,15 @@ class AutoSearch(AutoWatch):
         """True if what is predicted for a candidate is clearly slower than what was tried."""
         return self.kept.all("guesses")[number + 1] > CLEARLY * trials.fastest
 
-    def _is_dear(self, trials: Trials) -> bool:
+    def _becomes_dear(self, least: float) -> bool:
+        """True if a trial whose steps all took at least so long would be slower than dense, and cost too much in the end."""
+        trials = Trials(self.kept)
+        return least > trials.dense_before.middle and self._is_dear(trials, WindowMedian(least, least, least))
+
+    def _is_dear(self, trials: Trials, *under_way: WindowMedian) -> bool:
         """True if trials so far took more time than dense would have, by their share of the run."""
         steps, dense = self.options.steps, trials.dense_before.middle
-        turns = zip(trials.turns, trials.found)
+        turns = zip(trials.turns, [*trials.found, *under_way])
         more = sum(max(f.middle - dense, 0.0) * trial_of(self.recipe_of(turn).schedule) for turn, f in turns)
         return steps is not None and more > COST * steps * dense
 
@@ -195,6 +201,8 @@ class AutoSearch(AutoWatch):
         if not self._may_follow(number):
             number, rows = ON_DENSE, FEW
         self.kept.write_all("turns", [*self.kept.all("turns"), number])
+        if number != ON_DENSE and self.options.steps is not None and not round_of(self.recipe_of(number).schedule):
+            rows = FEW  # and the others if these do not show that it costs too much
         self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)
 
