@@ -146,6 +146,40 @@ def test_a_divide_factor_and_averages_of_each_micro_batch_are_refused(gang4: Gan
         assert "comm.no_sync()" in with_factor
 
 
+class TwoLayers(nn.Module):
+    """Not each batch needs both of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, both: bool) -> Tensor:
+        return self.second(self.first(x)) if both else self.first(x)
+
+
+def with_either_last(rank: int, size: int) -> list[Tensor]:
+    """The sum of two micro-batches, of which one does not need a layer, in both orders."""
+    found = list[Tensor]()
+    for order in ((False, True), (True, False)):
+        torch.manual_seed(7)
+        model: Any = cut(TwoLayers(), mesh_of(2))
+        for module in filter(is_fsdp2, model.modules()):
+            module.set_gradient_divide_factor(1.0)  # pyright: ignore
+            module.set_force_sum_reduction_for_comms(True)  # pyright: ignore
+        with gossamer.attach(model, sgd(model), "allreduce", deadline=DEADLINE) as comm:
+            for micro, both in enumerate(order):
+                with nullcontext() if micro else comm.no_sync():
+                    x, _ = sharded.batch(rank // 2, int(both), rank % 2)
+                    model(x, both).square().mean().backward()
+            found.append(torch.cat([full(p.grad).reshape(-1) for p in model.parameters()]))
+    return found
+
+
+def test_a_divide_factor_holds_for_what_only_an_earlier_micro_batch_used(gang4: Gang) -> None:
+    for used_last, used_first in gang4.run(with_either_last):
+        torch.testing.assert_close(used_first, used_last)
+
+
 def with_muon(rank: int, size: int) -> tuple[Tensor, Tensor]:
     """Muon for matrices and AdamW for the rest, with torch's own hop and with ours."""
     ends = list[Tensor]()

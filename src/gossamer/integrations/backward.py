@@ -145,6 +145,9 @@ class Backward:
             self.steps.settle_skipped()
             self.steps.doubts.backward_is_over()
             return
+        for param in (self.worker.params[name] for name in self.worker.params.keys() - self._buckets.arrived):
+            if param.trains and (gradient := param.gradient) is not None:  # of earlier micro-batches alone
+                self.held.scale(param.parameter, gradient)
         unused, update = self._buckets.finish(), self.worker.recipe.update
         if sends := update is not None and update.sends_momentum:  # earlier micro-batches may have used some
             unused = [name for name in unused if self.worker.params[name].parameter.grad is None]
