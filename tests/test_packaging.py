@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import gossamer
+from gossamer.trainers.releases import ACCELERATE, LIGHTNING, TRANSFORMERS
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "conda" / "recipe.yaml"
@@ -115,6 +116,16 @@ def test_trainers_is_the_sum_of_the_extras_of_each_trainer(released: Released) -
 
     assert of("trainers") == of("accelerate") | of("hf") | of("lightning")
     assert {re.split("[<>]", line)[0] for line in of("trainers")} == {"accelerate", "transformers", "lightning"}
+
+
+def test_every_extra_that_an_error_or_a_page_names_is_there() -> None:
+    """Of another one pip installs nothing, and warns in one line of many."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    found = {names for page in pages for names in re.findall(r"(?:gossamer|'\.)\[([a-z,]+)\]'", page.read_text())}
+    named = {served.extra for served in (ACCELERATE, LIGHTNING, TRANSFORMERS)}.union(
+        *(names.split(",") for names in found)
+    )
+    assert {"fast", "cli", "gpu"} <= named <= set(PROJECT["optional-dependencies"])
 
 
 def conda() -> dict[str, Any]:
