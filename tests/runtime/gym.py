@@ -119,7 +119,13 @@ def _has_momentum(recipe: Recipe) -> bool:
 
 
 def make(recipe: "str | Recipe", size: int, model: Callable[[], nn.Module] = Odd, optimizer: Optimizer | None = None):
-    return replicas(recipe, model, optimizer or usual(recipe), size, seed=3)
+    read = _read(recipe) if isinstance(recipe, str) else recipe
+    return replicas(read, model, optimizer or usual(read), size, seed=3)
+
+
+@cache  # laws make ranks of one text again and again; and what a controller may put in force is found once for each recipe
+def _read(text: str) -> Recipe:
+    return Recipe.of(text)
 
 
 @cache  # two laws ask for it
