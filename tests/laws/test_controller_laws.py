@@ -20,7 +20,7 @@ def test_something_can_be_controlled_by_it(controller: Controller) -> None:
 
 @every_controlled
 @pytest.mark.parametrize("size", [1, 3])
-def test_all_ranks_decide_alike_and_within_reach(recipe: Recipe, size: int) -> None:
+def test_all_ranks_decide_alike_and_within_reach_and_remember_tensors(recipe: Recipe, size: int) -> None:
     reach = [recipe, *recipe.controller.reach(_uncontrolled(recipe))]
     exchanges, schedules = {r.exchange for r in reach}, {r.schedule for r in reach}
     ranks = make(recipe, size)
@@ -33,14 +33,7 @@ def test_all_ranks_decide_alike_and_within_reach(recipe: Recipe, size: int) -> N
         assert {in_force.exchange, *in_force.routes.values()} <= exchanges
         assert in_force.schedule in schedules
         assert bit_equal(parameters(ranks)) or not equal
-
-
-@every_controlled
-def test_what_it_remembers_is_tensors(recipe: Recipe) -> None:
-    ranks = make(recipe, 2)
-    train(ranks, pull, STEPS)
-    for rank in ranks:
-        assert {type(t).__name__ for t in rank.worker.controller.state.values()} <= {"Tensor"}
+    assert {type(t).__name__ for r in ranks for t in r.worker.controller.state.values()} <= {"Tensor"}
 
 
 def _uncontrolled(recipe: Recipe) -> Recipe:
