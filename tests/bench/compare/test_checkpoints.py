@@ -57,12 +57,24 @@ def resume(gang: Any, folder: Path, **other: Any) -> tuple[int | str, str]:
     return code, failed[0]["error"] if failed else ""
 
 
-def test_nothing_to_resume_from_says_who_lacks_it(gang2: Any, tmp_path: Path) -> None:
-    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
-    (tmp_path / "step4-rank1.pt").unlink()
-    code, error = resume(gang2, tmp_path)
+@pytest.fixture(scope="module")
+def first_run(gang2: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(folder))
+    return folder
+
+
+@pytest.fixture
+def four_steps(first_run: Path, tmp_path: Path) -> Path:
+    """The checkpoint of a run of four steps, in a folder that a test may change."""
+    return copy(first_run, tmp_path / "run")
+
+
+def test_nothing_to_resume_from_says_who_lacks_it(gang2: Any, four_steps: Path) -> None:
+    (four_steps / "step4-rank1.pt").unlink()
+    code, error = resume(gang2, four_steps)
     assert code == 1
-    assert f"nothing to resume from in {tmp_path}: rank(s) 1 have none" in error
+    assert f"nothing to resume from in {four_steps}: rank(s) 1 have none" in error
 
 
 def test_another_number_of_ranks_is_said_by_number(gang2: Any, gang4: Any, tmp_path: Path) -> None:
@@ -123,32 +135,29 @@ def test_when_ranks_were_killed_between_two_checkpoints_the_one_that_all_have_co
         ({"slow": ["1:5"]}, "its --slow was [], and is ['1:5'] now"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused(gang2: Any, tmp_path: Path, other: dict[str, Any], what: str) -> None:
-    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
-    code, error = resume(gang2, tmp_path, **other)
+def test_a_checkpoint_of_another_run_is_refused(gang2: Any, four_steps: Path, other: dict[str, Any], what: str) -> None:
+    code, error = resume(gang2, four_steps, **other)
     assert code == 1
     assert what in error
 
 
-def test_a_damaged_checkpoint_is_named(gang2: Any, tmp_path: Path) -> None:
-    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
-    damaged = tmp_path / "step4-rank1.pt"
+def test_a_damaged_checkpoint_is_named(gang2: Any, four_steps: Path) -> None:
+    damaged = four_steps / "step4-rank1.pt"
     damaged.write_bytes(damaged.read_bytes()[:100])
-    code, error = resume(gang2, tmp_path)
+    code, error = resume(gang2, four_steps)
     assert code == 1
     assert f"{damaged} cannot be read" in error
 
 
-def test_a_checkpoint_with_a_turned_bit_is_named(gang2: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_turned_bit_is_named(gang2: Any, four_steps: Path) -> None:
     """In its data, where nothing but a check sum tells."""
-    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
-    damaged = tmp_path / "step4-rank1.pt"
+    damaged = four_steps / "step4-rank1.pt"
     weights = next(iter(torch.load(damaged, weights_only=True)["state"]["model"].values()))
     raw = bytearray(damaged.read_bytes())
     raw[raw.index(weights.numpy().tobytes()) + 2] ^= 1
     damaged.write_bytes(raw)
     torch.load(damaged, weights_only=True)
-    code, error = resume(gang2, tmp_path)
+    code, error = resume(gang2, four_steps)
     assert code == 1
     assert f"rank 1: {damaged} cannot be read: it is damaged or cut short" in error
 
@@ -166,12 +175,11 @@ def test_a_checkpoint_with_a_turned_bit_is_named(gang2: Any, tmp_path: Path) -> 
     ],
 )
 def test_a_file_with_something_else_in_it_is_named(
-    gang2: Any, tmp_path: Path, change: Callable[[Any], Any], what: str
+    gang2: Any, four_steps: Path, change: Callable[[Any], Any], what: str
 ) -> None:
-    run(gang2, contenders={"x": "bf16"}, steps=4, checkpoint=str(tmp_path))
-    other = tmp_path / "step4-rank1.pt"
+    other = four_steps / "step4-rank1.pt"
     torch.save(change(torch.load(other, weights_only=True)), other)
-    code, error = resume(gang2, tmp_path)
+    code, error = resume(gang2, four_steps)
     assert code == 1
     assert f"{other} {what}" in error
 
