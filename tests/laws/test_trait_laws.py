@@ -84,11 +84,17 @@ def loses_less_than_there_is(exchange: Exchange) -> None:
     for values in (torch.ones(300), spike, noise, noise**5, torch.linspace(-1, 1, 300)):
         blocks = [vector(values), vector(values.flip(0))]
         given = sum(float(b.flat.square().sum()) for b in blocks)
-        lost = 0.0
-        for step in range(30):
-            echoes, _ = once(exchange, blocks, step)
-            lost += sum(float((sent(e, b) - b.flat).square().sum()) for e, b in zip(echoes, blocks, strict=True)) / 30
-        assert lost < given * (1 if exchange.needs_feedback else 1.05)
+        lost = [lost_at(exchange, blocks, step) for step in (0, 1, 29)]
+        if not bit_equal(lost):  # what draws no numbers loses the same at every step
+            lost += [lost_at(exchange, blocks, step) for step in range(2, 29)]
+        squares = torch.stack(lost).double().square().sum(1)
+        assert float(squares.mean()) < given * (1 if exchange.needs_feedback else 1.05)
+
+
+def lost_at(exchange: Exchange, blocks: list[Bucket], step: int) -> Tensor:
+    """What all ranks did not get through at a step, one behind the other."""
+    echoes, _ = once(exchange, blocks, step)
+    return torch.cat([sent(e, b) - b.flat for e, b in zip(echoes, blocks, strict=True)])
 
 
 @law("bounds residual")
