@@ -28,6 +28,7 @@ PRELOADED = [
     "gossamer.integrations.attach",
     "gossamer.recipes",
     "tests.gang",
+    "tests.integrations.loops",  # and with it the simulator, which most modules of tests load
 ]
 
 
