@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import sys
 import traceback
 from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -183,6 +184,7 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # by torch 2.6 itself, in dcp.save
     warnings.filterwarnings("ignore", "rank .* busy elsewhere")  # so it is, where others compute on the same cores
+    loaded = 0
     while True:
         try:
             fn, args = pickle.loads(pipe.recv_bytes())
@@ -194,6 +196,10 @@ def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
             answer = False, traceback.format_exc()
         pipe.send_bytes(pickle.dumps(answer))
         _let_go()
+        if len(sys.modules) > loaded:
+            loaded = len(sys.modules)
+            gc.collect()
+            gc.freeze()  # what has been loaded stays, and is not looked through for garbage, nor for wrappers of a model
 
 
 def _let_go() -> None:
