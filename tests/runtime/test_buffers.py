@@ -39,6 +39,7 @@ MAKING = (  # what is on nobody's hot path
     *("zero_one_adam_update", "lion("),  # their moments are new tensors, as states are
     "gradiveq",  # products of matrices
     *("tile_topk", "dct_topk"),  # tiles are sorted, or turned into waves
+    "gather(topk(ratio=0.3)) + ef21",  # the indices of three tenths of a tensor that has a bucket of its own
     *("scale='one'", "signsgd"),  # coins for zeros
 )
 FEW = 4  # steps of a round: what one makes does not depend on its length
