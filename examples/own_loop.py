@@ -38,7 +38,7 @@ options.add_argument("--checkpoint", type=Path)
 asked = options.parse_args()
 
 
-class Bucket(nn.Module):
+class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -60,7 +60,7 @@ class Reader(nn.Module):
     def __init__(self, width: int, context: int) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Bucket(width) for _ in range(asked.layers)), nn.LayerNorm(width))
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(asked.layers)), nn.LayerNorm(width))
         self.next = nn.Linear(width, 256, bias=False)
 
     def forward(self, text: Tensor, following: Tensor) -> Tensor:

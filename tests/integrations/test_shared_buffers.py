@@ -32,7 +32,7 @@ class Attention(nn.Module):
         return self.out((seen.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
 
 
-class Bucket(nn.Module):
+class Block(nn.Module):
     def __init__(self, width: int, heads: int, context: int) -> None:
         super().__init__()
         self.ln1, self.attention, self.ln2 = nn.LayerNorm(width), Attention(width, heads, context), nn.LayerNorm(width)
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.words, self.places = nn.Embedding(vocabulary, width), nn.Parameter(torch.zeros(1, context, width))
-        self.blocks = nn.Sequential(*(Bucket(width, heads, context) for _ in range(2)))
+        self.blocks = nn.Sequential(*(Block(width, heads, context) for _ in range(2)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ VOCABULARY, CONTEXT, WIDTH = 17, 8, 16
 ITERATIONS, MICRO = 4, 3
 
 
-class Bucket(nn.Module):
+class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
@@ -38,7 +38,7 @@ class GPT(nn.Module):
         super().__init__()
         torch.manual_seed(1337)
         self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.h = nn.ModuleList(Bucket() for _ in range(2))
+        self.h = nn.ModuleList(Block() for _ in range(2))
         self.ln_f = nn.LayerNorm(WIDTH)
         self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
         self.wte.weight = self.lm_head.weight
