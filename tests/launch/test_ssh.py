@@ -14,13 +14,15 @@ from tests.marked import wait_for
 from gossamer.bench.lab import run_lab
 
 TRY = Path(__file__).parents[2] / "examples" / "launch" / "ssh" / "host_away.sh"
+PAGE = TRY.parents[3] / "docs" / "launch" / "ssh.md"
+OPTIONS = "--steps 2500 --pause 0.02"  # so long that those who are away come back before the end
 
 
 @pytest.mark.lab
 @pytest.mark.slow
 def test_hosts_that_are_taken_away_come_back_and_all_end_with_one_model(tmp_path: Path) -> None:
     said = dict[int, list[str]]()
-    command = [str(TRY), str(tmp_path), "--steps", "2500", "--every", "20", "--pause", "0.02"]
+    command = [str(TRY), str(tmp_path), *OPTIONS.split()]
     result = run_lab(
         4,
         "200mbit",
@@ -60,3 +62,8 @@ def test_a_machine_that_is_given_away_between_two_members_starts_none_again(tmp_
             loop.terminate()
             assert loop.wait(60) == 1
     assert started.read_text().splitlines() == ["started"]
+
+
+@pytest.mark.parametrize("text", [PAGE, TRY], ids=lambda path: path.name)
+def test_what_is_shown_to_type_lasts_until_all_are_back(text: Path) -> None:
+    assert f"{OPTIONS}\n" in text.read_text()

@@ -1,9 +1,10 @@
 #!/bin/bash
 # What one host of a lab runs, to try member.sh: host 1 is taken away without notice, then given back; host 2 with notice.
 #
-#   gossamer lab --hosts 4 --rate 200mbit -- examples/launch/ssh/host_away.sh FOLDER
+#   gossamer lab --hosts 4 --rate 200mbit -- examples/launch/ssh/host_away.sh FOLDER --steps 2500 --pause 0.02
 #
-# Host 0 holds the store and trains nothing: the others are members 0, 1 and 2 of 3.
+# Host 0 holds the store and trains nothing: the others are members 0, 1 and 2 of 3. What follows FOLDER is for
+# member.py: a run as long as this goes on when the two are back.
 set -u
 here=$(dirname "$(realpath "$0")")
 folder=$1
