@@ -1,6 +1,9 @@
 """The Numba loops write and read the very same bits as the torch reference."""
 
+from collections import Counter
+from importlib import import_module
 from itertools import pairwise, product
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -190,6 +193,17 @@ COMPILED = [
     for (form, x, y) in ((INT8, 0, 0), (E4M3, 0, 1), (E5M2, 1, 0), (POWERS, 1, 1), (E2M1, 0, 0), (E3M0, 1, 1))
     for z in (0, 1)
 ]
+
+
+def test_no_two_kernels_have_one_name() -> None:
+    """Of two that two processes have cached under one name, a third process may run one for the other: replicas differed so."""
+    from gossamer.kernels import cpu
+
+    modules = [import_module(f"{cpu.__name__}.{module.name}") for module in iter_modules(cpu.__path__)]
+    made = {id(found): found for module in modules for found in vars(module).values() if hasattr(found, "py_func")}
+    names = Counter((kernel.py_func.__module__, kernel.py_func.__qualname__) for kernel in made.values())
+    assert len(names) > 50
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_variants_of_a_kernel_have_names_of_their_own_in_the_cache() -> None:

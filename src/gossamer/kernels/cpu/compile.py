@@ -36,6 +36,16 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, error_model="numpy")(function))
 
 
+def variant(function: Callable[P, R], *settings: int) -> Callable[P, R]:
+    """Compile a kernel that is made anew for each of some settings, under a name of its own.
+
+    A compiled kernel is known by its name, the types of its arguments, and how many its process had compiled before it. Of two
+    of one name that two processes have compiled and cached, a third one may run the first for the second.
+    """
+    function.__qualname__ = "_".join(map(str, (function.__name__, *map(int, settings))))
+    return kernel(function)
+
+
 def reduction(function: Callable[P, R]) -> Callable[P, R]:
     """Like `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
     return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, inlined, kernel, wide
+from gossamer.kernels.cpu.compile import Bytes, Floats, inlined, kernel, variant, wide
 from gossamer.kernels.layout import TINY
 
 Start = tuple[np.uint32, np.uint32]  # the first counter and the second key word
@@ -80,7 +80,6 @@ def round_codes(
 def _reader(anew: bool) -> Callable[[Bytes, int, np.int32, np.float32, Floats, int, int], None]:
     """Compile a reader that writes decoded codes to `out`, or adds them; writing adds to 0.0, so that there is no -0.0."""
 
-    @kernel
     def read(codes: Bytes, begin: int, shift: np.int32, unit: np.float32, out: Floats, a: int, b: int) -> None:
         wide()
         for j in range(b - a):
@@ -88,7 +87,7 @@ def _reader(anew: bool) -> Callable[[Bytes, int, np.int32, np.float32, Floats, i
             old = np.float32(0) if anew else out[np.uint64(a + j)]
             out[np.uint64(a + j)] = old + unit * np.float32(level)
 
-    return read
+    return variant(read, anew)
 
 
 _put, _add = _reader(True), _reader(False)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossamer.kernels.cpu.compile import Bytes, Rows, kernel, wide
+from gossamer.kernels.cpu.compile import Bytes, Rows, kernel, variant, wide
 from gossamer.kernels.layout import PLANE_BLOCK
 
 Move = Callable[[Rows, int, Rows, int, int, int], None]
@@ -35,8 +35,7 @@ def _packer(width: int) -> Move:
     """Compile a plane writer for one width: bytes are shifted by constants only, 64-bit lanes by variables."""
     rows, mask = 8 // width, (1 << width) - 1
 
-    @kernel
-    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, length: int) -> None:
+    def pack(codes: Rows, b: int, wire: Rows, row: int, at: int, length: int) -> None:
         wide()
         for j in range(length):
             byte = np.uint8(0)
@@ -45,7 +44,7 @@ def _packer(width: int) -> Move:
                 byte |= np.uint8(part << np.uint8(i * width))
             wire[row, np.uint64(at + j)] = byte
 
-    return move
+    return variant(pack, width)
 
 
 def _unpacker(width: int, known: int = 0) -> Read:
@@ -56,8 +55,7 @@ def _unpacker(width: int, known: int = 0) -> Read:
     """
     rows, mask = 8 // width, (1 << width) - 1
 
-    @kernel
-    def move(codes: Rows, b: int, wire: Rows, row: int, at: int, size: int, keep: np.uint8) -> None:
+    def unpack(codes: Rows, b: int, wire: Rows, row: int, at: int, size: int, keep: np.uint8) -> None:
         wide()
         length = known if known else size
         for i in range(rows):
@@ -67,7 +65,7 @@ def _unpacker(width: int, known: int = 0) -> Read:
                 old = np.uint8(codes[b, np.uint64(j + i * length)] & keep)
                 codes[b, np.uint64(j + i * length)] = np.uint8(np.uint8(old << np.uint8(width)) | part)
 
-    return move
+    return variant(unpack, width, known)
 
 
 _pack8, _pack4, _pack2, _pack1 = (_packer(width) for width in (8, 4, 2, 1))

@@ -13,7 +13,18 @@ import torch
 from torch import Tensor
 
 from gossamer.core.rng import Key
-from gossamer.kernels.cpu.compile import Bytes, Floats, Ints, bits_of, float_of, inlined, kernel, prefetch, wide
+from gossamer.kernels.cpu.compile import (
+    Bytes,
+    Floats,
+    Ints,
+    bits_of,
+    float_of,
+    inlined,
+    kernel,
+    prefetch,
+    variant,
+    wide,
+)
 from gossamer.kernels.cpu.hashing import Start, start, unit_of, word
 from gossamer.kernels.cpu.scales import top_between
 from gossamer.kernels.forms import CENTRE, INFINITE, RUN, Form, Steps, raised
@@ -166,15 +177,7 @@ def _encoder(form: Form, rng: bool, known: int, powers: bool) -> Encode:
             tops[full] = _power_of(top, up) if powers else float_of(top)
             _rest(x, a, x.size, run, _gain(float_of(top), np.float32(steps.lift)), key, way, out)
 
-    write.__qualname__ = _variant("write", form, rng, known, powers)
-    return kernel(write)
-
-
-def _variant(name: str, form: Form, *settings: int) -> str:
-    """A kernel's name in Numba's cache, for it alone: if two processes add kernels of one name at once, one may later load the
-    other's code.
-    """
-    return "_".join(map(str, (name, form.mantissa, form.least, int(form.top), *map(int, settings))))
+    return variant(write, form.mantissa, form.least, int(form.top), rng, known, powers)
 
 
 @kernel
@@ -243,5 +246,4 @@ def _reader(form: Form, known: int, anew: bool, powers: bool) -> Read:
             largest = np.float32(_top_of(tops[full], up, fraction) if powers else tops[full])
             _say(wire, a, out.size - a, unit_of(largest, weight, top), form, flat, anew, out)
 
-    read.__qualname__ = _variant("read", form, known, anew, powers)
-    return kernel(read)
+    return variant(read, form.mantissa, form.least, int(form.top), known, anew, powers)
