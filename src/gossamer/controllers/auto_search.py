@@ -92,6 +92,9 @@ class AutoSearch(AutoWatch):
         self.kept.write_all("sizes", sizes)
         self.kept.write_all("dense", [*seen.steps, seen.waiting])
         best = order(hopes, options.gain, self._barred())[:2]
+        # The nearer to each other the two are predicted, the more counts what no prediction knows: who else needs the processor.
+        if len(best) == 2 and costs[best[1]].work < costs[best[0]].work and self._is_near(*best, hopes):
+            best.reverse()
         if not best:
             return self._settle(ON_DENSE, seen.steps, say_dense(seen) + self._besides(seen))
         self.kept.write_all("best", best)
@@ -99,6 +102,9 @@ class AutoSearch(AutoWatch):
         self.kept.write_all("found", [])
         self.kept.write("phase", 1)
         return self._turn_of(best[0])
+
+    def _is_near(self, first: int, second: int, hopes: Sequence[float]) -> bool:
+        return hopes[second + 1] * (1 - self.options.gain) <= hopes[first + 1]
 
     def _as_seen(self, guesses: Sequence[float]) -> list[float]:
         """The same, but of what was in force when measuring began anew what its steps took then, since that was no guess."""
