@@ -61,14 +61,7 @@ CREWS, JUDGES = {"gang2", "gang3", "gang4", "gang_of", "everywhere"}, {"world", 
 COMMANDS = {"lab", "compare"}
 TRAINERS = "trainers"  # a package whose tests load the libraries of others, which takes seconds for each rank
 # Words without which a file has no test of a kind; so that the lane of that kind need not load it. Any file may compute.
-# Fixtures that are words of prose, too, count as arguments are written.
-WORDS = {
-    "crews": CREWS - {"everywhere"} | {"everywhere: Everywhere"},
-    "judges": {"world: World", "nursery: Nursery"},
-    "ranks": {"mark.gang"},
-    "commands": {"shell"},
-    "labs": {"mark.lab"},
-}
+WORDS = {"crews": CREWS, "judges": JUDGES, "ranks": {"mark.gang"}, "commands": {"shell"}, "labs": {"mark.lab"}}
 LAWS = "laws"  # a package of tests that compute so much that they have a lane of their own
 # Packages of which the tests that compute make a lane: with the others it would take longer than all else.
 EARLY, COMPUTES = "computes_early", {"bench", "codecs", "controllers", "core", "docs"}
@@ -85,7 +78,7 @@ class _Lanes:
     def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
         lane = config.getoption("markexpr").partition(" ")[0]
         tests = collection_path.suffix == ".py" and collection_path.name != "conftest.py"
-        return True if tests and lane in KINDS and not may_hold(collection_path, lane) else None
+        return True if tests and lane in KINDS and not _may_hold(collection_path, lane) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,9 +86,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @cache
-def may_hold(file: Path, kind: str) -> bool:
+def _may_hold(file: Path, kind: str) -> bool:
     if kind == TRAINERS:
-        return file.parent.name == TRAINERS and may_hold(file, "ranks")
+        return file.parent.name == TRAINERS and _may_hold(file, "ranks")
     if kind not in WORDS:
         return _computing(file) == kind
     if kind == "commands" and file.parent.name in COMMANDS:
@@ -127,7 +120,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if reason is not None and item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.skip(reason=reason))
         kind = _kind(item)
-        if kind.name in WORDS and not may_hold(item.path, kind.name):
+        if kind.name in WORDS and not _may_hold(item.path, kind.name):
             words = " or ".join(sorted(WORDS[kind.name]))
             raise pytest.UsageError(
                 f"{item.nodeid} is one of `{kind.name}`, whose lane skips its file: name {words} there"

@@ -4,7 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.conftest import KINDS, may_hold
+from tests.conftest import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,15 +19,3 @@ def test_every_kind_of_test_has_its_lane() -> None:
     everything = subprocess.run(["make", "-n", "test-all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "pytest -m slow" in everything
     assert set(lanes) <= set(re.findall(r"lane-(\w+)", everything))
-
-
-def test_no_lane_reads_a_file_for_a_word_of_prose() -> None:
-    """`world` and `everywhere` are fixtures of one package each."""
-    tests = ROOT / "tests"
-    assert "world" in (tests / "laws" / "test_laws_resume.py").read_text()
-    assert "everywhere" in (tests / "bench" / "cli" / "test_input.py").read_text()
-    read = {lane: {f for f in tests.rglob("test_*.py") if may_hold(f, lane)} for lane in ("judges", "crews")}
-    assert tests / "laws" / "test_laws_resume.py" not in read["judges"]
-    assert tests / "bench" / "cli" / "test_input.py" not in read["crews"]
-    assert tests / "gpu" / "test_recipes.py" in read["judges"]
-    assert tests / "fabrics" / "test_torch.py" in read["crews"]
