@@ -25,7 +25,7 @@ from gossamer.controllers.auto_choice import (
 from gossamer.controllers.auto_replay import head
 from gossamer.controllers.auto_state import ON_DENSE, Trials
 from gossamer.controllers.auto_watch import ELSEWHERE, EVERY, MEASURING, QUICK, SOON, AutoWatch
-from gossamer.core.contracts import RankTimes
+from gossamer.core.contracts import CandidateCost, RankTimes
 
 LOOKED_AT = 12  # of the steps of MEASURING
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
@@ -91,10 +91,7 @@ class AutoSearch(AutoWatch):
         self.kept.write_all("ready", seen.ready)
         self.kept.write_all("sizes", sizes)
         self.kept.write_all("dense", [*seen.steps, seen.waiting])
-        best = order(hopes, options.gain, self._barred())[:2]
-        # The nearer to each other the two are predicted, the more counts what no prediction knows: who else needs the processor.
-        if len(best) == 2 and costs[best[1]].work < costs[best[0]].work and self._is_near(*best, hopes):
-            best.reverse()
+        best = self._best_two(hopes, costs)
         if not best:
             return self._settle(ON_DENSE, seen.steps, say_dense(seen) + self._besides(seen))
         self.kept.write_all("best", best)
@@ -103,8 +100,16 @@ class AutoSearch(AutoWatch):
         self.kept.write("phase", 1)
         return self._turn_of(best[0])
 
-    def _is_near(self, first: int, second: int, hopes: Sequence[float]) -> bool:
-        return hopes[second + 1] * (1 - self.options.gain) <= hopes[first + 1]
+    def _best_two(self, hopes: Sequence[float], costs: Sequence[CandidateCost]) -> list[int]:
+        """The candidates to try. Of two that are predicted nearly alike first the one that computes less: a prediction does not know
+        who else needs the processor.
+        """
+        best = order(hopes, self.options.gain, self._barred())[:2]
+        if len(best) == 2:
+            first, second = best
+            is_near = hopes[second + 1] * (1 - self.options.gain) <= hopes[first + 1]
+            return [second, first] if is_near and costs[second].work < costs[first].work else best
+        return best
 
     def _as_seen(self, guesses: Sequence[float]) -> list[float]:
         """The same, but of what was in force when measuring began anew what its steps took then, since that was no guess."""
