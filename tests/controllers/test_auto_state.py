@@ -29,7 +29,7 @@ def test_a_trial_that_has_only_begun_tells_nothing() -> None:
     assert trials.of(ON_DENSE) == []
     assert trials.last_dense.middle == 9
     assert trials.tried == [0, 1]
-    assert trials.fastest == 0
+    assert [trials.fastest_beside(number) for number in (0, 1, 2)] == [1, 0, 0]
     assert trials.last_of(1) == WindowMedian(1.0, 1.0, 1.0)
 
 

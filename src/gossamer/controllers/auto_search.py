@@ -1,7 +1,7 @@
 """The search of `auto`: one decision at a time, from what ranks measured and what earlier decisions left in the state."""
 
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 from gossamer.controllers.auto_candidates import TRIED, in_rounds, round_of, trial_of
 from gossamer.controllers.auto_choice import (
@@ -124,7 +124,7 @@ class AutoSearch(AutoWatch):
             return self._measure_anew(ELSEWHERE)
         has_begun = self.number != ON_DENSE and self.kept.whole("rows") == FEW
         seen = timing_of(_last(self.facts.times, TRIED), FEW if has_begun or self.number == ON_DENSE else LEAST)
-        if has_begun and not self._becomes_dear(seen.steps.low):
+        if has_begun and not self._falls_behind(seen.steps.low):
             self._window(self.number, TRIED, TRIED - FEW)
             return self.number
         if not seen.steps.known:
@@ -134,7 +134,8 @@ class AutoSearch(AutoWatch):
         self.kept.write_all("before", self.kept.all("before") + mean_losses(_last(self.facts.times, TRIED)))
         self.kept.write_all("found", [*self.kept.all("found"), *seen.steps])
         trials = Trials(self.kept)
-        if self.number != ON_DENSE and len(trials.of(self.number)) == 1 and not trials.is_beaten(self.number):
+        is_first = self.number != ON_DENSE and len(trials.of(self.number)) == 1
+        if is_first and not has_begun and not trials.is_beaten(self.number):
             clear = is_clear(seen.steps, trials.dense_before)
             if not clear or not self._stays_clear(seen, trials.dense_before) or not self.options.direct[self.number]:
                 return self._turn_of(ON_DENSE, FEW if clear else TRIED)
@@ -158,11 +159,15 @@ class AutoSearch(AutoWatch):
 
     def _is_far_behind(self, number: int, trials: Trials) -> bool:
         """True if what is predicted for a candidate is clearly slower than what was tried."""
-        return self.kept.all("guesses")[number + 1] > CLEARLY * trials.fastest
+        return self.kept.all("guesses")[number + 1] > CLEARLY * trials.fastest_beside(number)
 
-    def _becomes_dear(self, least: float) -> bool:
-        """True if a trial whose steps all took at least so long would be slower than dense, and cost too much in the end."""
+    def _falls_behind(self, least: float) -> bool:
+        """True if a trial whose steps all took at least so long is behind another one; or behind dense, so that it would cost too much
+        in the end.
+        """
         trials = Trials(self.kept)
+        if least > trials.fastest_beside(self.number):
+            return True
         return least > trials.dense_before.middle and self._is_dear(trials, WindowMedian(least, least, least))
 
     def _is_dear(self, trials: Trials, *under_way: WindowMedian) -> bool:
@@ -212,8 +217,9 @@ class AutoSearch(AutoWatch):
         if not self._may_follow(number):
             number, rows = ON_DENSE, FEW
         self.kept.write_all("turns", [*self.kept.all("turns"), number])
-        if number != ON_DENSE and self.options.steps is not None and not round_of(self.recipe_of(number).schedule):
-            rows = FEW  # and the others if these do not show that it costs too much
+        is_known = self.options.steps is not None or Trials(self.kept).fastest_beside(number) < inf
+        if number != ON_DENSE and is_known and not round_of(self.recipe_of(number).schedule):
+            rows = FEW  # and the others if these do not show that it falls behind
         self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)
 

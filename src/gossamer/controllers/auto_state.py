@@ -1,6 +1,7 @@
 """What `auto` remembers between two decisions: numbers in the recipe's state, and so in every checkpoint."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 
@@ -68,10 +69,10 @@ class Trials:
         """The candidates, in order of their numbers."""
         return sorted({turn for turn in self.turns if turn != ON_DENSE})
 
-    @property
-    def fastest(self) -> float:
-        """The least median of a candidate's trial."""
-        return min(found.middle for turn, found in zip(self.turns, self.found) if turn != ON_DENSE)
+    def fastest_beside(self, number: int) -> float:
+        """The least median of a trial of another candidate; infinite if there is none."""
+        others = (found.middle for turn, found in zip(self.turns, self.found) if turn not in (ON_DENSE, number))
+        return min(others, default=inf)
 
     @property
     def last_dense(self) -> WindowMedian:

@@ -16,7 +16,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from gossamer.core.bucket import Bucket, Layout, PendingState
+from gossamer.core.bucket import Bucket, Layout, PendingState, State
 from gossamer.core.canned_answers import answer_with_wires
 from gossamer.core.contracts import CandidateCost, Context, Exchange, Memory, RankTimes, ReduceResult, TimesDue
 from gossamer.core.contracts.times import NAN
@@ -30,6 +30,7 @@ from gossamer.runtime.buckets import BucketState
 from gossamer.runtime.in_flight import Carried
 
 if TYPE_CHECKING:
+    from gossamer.recipe import Recipe
     from gossamer.runtime.worker import Worker
 
 KEPT = 64  # steps whose times are kept
@@ -60,6 +61,15 @@ class WaitMoments(NamedTuple):
         return StepWait(_seconds(self.last, self.ended) / self.steps, _seconds(self.began, self.ended) / self.steps)
 
 
+class DueAnswer(NamedTuple):
+    """What a controller wants in a step, and what it was asked with."""
+
+    step: int
+    recipe: "Recipe"
+    state: State
+    due: TimesDue
+
+
 class StepTimes:
     """One rank's times since the ranks last exchanged them. Without a controller that hears times it asks for nothing."""
 
@@ -78,14 +88,18 @@ class StepTimes:
         self._copy: Tensor | None = None  # of the largest block's gradient, for candidates to be run on
         self._running: Handle[None] | None = None
         self.virtual: Callable[[Any], float] = lambda candidate: 0.0  # seconds of its work, in a simulation
+        self._asked: DueAnswer | None = None
 
     @property
     def due(self) -> TimesDue:
+        """What the controller wants in this step; it is asked once, before the first block starts."""
         worker = self._worker
-        controller = worker.recipe.controller
-        if not controller.hears_times or worker.size == 1:
+        if not worker.recipe.controller.hears_times or worker.size == 1:
             return TimesDue()
-        return controller.due(worker.step, worker.recipe, worker.controller.state)
+        step, recipe, state, known = worker.step, worker.recipe, worker.controller.state, self._asked
+        if known is None or known.step != step or known.recipe is not recipe or known.state is not state:
+            known = self._asked = DueAnswer(step, recipe, state, recipe.controller.due(step, recipe, state))
+        return known.due
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
@@ -128,7 +142,7 @@ class StepTimes:
         self._rows.append(WaitMoments(self._began, self._wait_began, ended, steps))
         (total, told), self._told = self._told, (0.0, 0)
         self._losses.append(total / told if told else None)
-        due = self.due
+        due, self._asked = self.due, None  # the state changes now, and a step that is skipped comes again
         times = (yield from self._exchange(due)) if due.rows else ()
         self._began = yield from self._now()
         return times
