@@ -25,7 +25,7 @@ from gossamer.runtime import Worker
 from gossamer.runtime.params import Param
 
 T = TypeVar("T")
-MOST_REQUESTS = 50_000  # a schedule that makes more in a rehearsal never ends one of its programs
+MOST_REQUESTS = 50_000  # a schedule that makes more in a step never ends one of its programs
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class OneRank:
 
     def take_step(self) -> None:
         """The gradients of the last step are dropped, a backward pass makes new ones, and the optimizer steps."""
-        worker, schedule = self.worker, self.worker.recipe.schedule
+        worker, schedule, self._requests = self.worker, self.worker.recipe.schedule, 0
         for param in worker.params.values():
             param.forget_gradient()
         worker.averaging.means = []
@@ -75,6 +75,19 @@ class OneRank:
         worker.update_step.enter(self._optimizer)
         self._optimizer.step()
         worker.update_step.leave(self._optimizer)
+        self._run(after_optimizer_step(steps, True))
+        worker.end_step(True)
+
+    def pass_step(self) -> None:
+        """The schedule alone goes on; model and gradients stay, and take as many bytes. What averages them was seen in steps before."""
+        worker, schedule, self._requests = self.worker, self.worker.recipe.schedule, 0
+        if schedule.averages(worker.step):
+            worker.step += 1
+            return
+        if schedule.shape.lane:
+            self._run(worker.begin())
+        steps = worker.steps()
+        self._run(until_optimizer_step(steps))
         self._run(after_optimizer_step(steps, True))
         worker.end_step(True)
 
@@ -137,12 +150,9 @@ class OneRank:
             first.program = None
         return started.result
 
-    def _new(self, length: int) -> Tensor:
-        return self._received.of(length, torch.device("cpu"))
-
     def _arrived(self, wire: Tensor, length: int) -> Tensor:
         """A wire of another rank: it has the bytes of this rank's own, or zeros where that has another length."""
-        out = self._new(length)
+        out = self._received.of(length, torch.device("cpu"))
         return out.copy_(wire) if wire.numel() == length else out.zero_()
 
     def _letter(self, length: int) -> Tensor:
@@ -153,7 +163,7 @@ class OneRank:
         """As gloo does: all wires at once, or one that is read while the next one comes."""
         wire, (rank, size) = verb.wire, place(verb, 0, self.worker.size)
         if verb.read is None:
-            rows = self._new(size * wire.numel()).view(size, wire.numel())
+            rows = self._received.of(size * wire.numel(), wire.device).view(size, wire.numel())
             return [*rows.copy_(wire)]
         came = wire
         for source in receive_order(rank, size):

@@ -25,7 +25,8 @@ from gossamer.runtime.params import Param, params_of
 ELEMENTS = 2**20  # of a model that is rehearsed; a larger one is cut down to it, in proportion
 BUCKETS = 12  # of a model that is rehearsed; of more, what one bucket takes follows from two coarser cuts
 FEW = 4  # nodes; what more of them take lies on a line through so many and twice as many
-ROUND = 32  # steps of a round that are rehearsed; a longer one is entered so late that it ends after so many
+ROUNDS = 3  # that are rehearsed: an average that takes a whole one has come once by the end of the second, with all it leaves
+ENDS = 8  # steps at each end of a round that are rehearsed; of those between, only what the schedule does
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -72,10 +73,9 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, recipe, programs.buckets)
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
     try:
-        held = unit * _at_size(lambda ranks: _multiple(rehearsal, ranks), programs.size, per_node)
+        held = unit * _at_size(rehearsal.multiple, programs.size, per_node)
     except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
-        buckets = float(model.wide * model.numel)
-        return PeakMemory(*training, keeps, buckets, is_least=True)
+        return PeakMemory(*training, keeps, float(model.wide * model.numel), is_least=True)
     return PeakMemory(*training, keeps, max(held - 2 * unit - keeps, 0.0))
 
 
@@ -99,6 +99,7 @@ class _Rehearsal:
     recipe: Recipe = field(compare=False)
     buckets: Sequence[BucketState] = field(compare=False)
 
+    @lru_cache(maxsize=1024)  # noqa: B019  a plan asks as often as it has rates and latencies
     def multiple(self, size: int) -> float:
         """The most live bytes, in multiples of the model's own."""
         real = len(self.buckets)
@@ -110,19 +111,16 @@ class _Rehearsal:
         return more - max(less - more, 0.0) / (x - y) * (y - 1 / real) if x > y else more
 
     def _live(self, cut: Sequence[Sequence[BucketState]], size: int) -> float:
-        total = sum(bucket.layout.numel for bucket in self.buckets)
-        scale = min(ELEMENTS / total, 1.0)
+        scale = min(ELEMENTS / sum(bucket.layout.numel for bucket in self.buckets), 1.0)
         shapes = [_cut_down(group, scale) for group in cut]
         elements = sum(prod(shape) for each in shapes for shape in each.values())
         with torch.random.fork_rng(devices=[]), LiveBytes() as live:
             rank = self._rank(cut, shapes, size)
-            for _ in range(2 * min(self.recipe.schedule.shape.period, ROUND) + 2):
-                rank.take_step()
+            every = self.recipe.schedule.shape.period
+            for done in range(ROUNDS * every + 2):
+                near = min(done % every, every - 1 - done % every) < ENDS
+                rank.take_step() if near else rank.pass_step()
         return live.most / (elements * DTYPES[self.dtype].itemsize)
-
-    def _first(self) -> int:
-        """The first step: that of a round, or of the last part of a long one."""
-        return span(self.recipe)[0] + max(self.recipe.schedule.shape.period - ROUND, 0)
 
     def _rank(
         self, cut: Sequence[Sequence[BucketState]], shapes: Sequence[Mapping[str, tuple[int, ...]]], size: int
@@ -138,7 +136,7 @@ class _Rehearsal:
             self._bucket(group[0], {name: worker.params[name] for name in each}, size)
             for group, each in zip(cut, shapes, strict=True)
         ]
-        worker.step = self._first()
+        worker.step = span(self.recipe)[0]
         received = FreshMemory() if self.on_device else MemoryPool()
         return OneRank(worker, optimizer, received, own_stay=not self.on_device)
 
@@ -152,22 +150,13 @@ class _Rehearsal:
         )
 
 
-@lru_cache(maxsize=1024)
-def _multiple(rehearsal: _Rehearsal, size: int) -> float:
-    """As often as a plan asks at other rates and latencies, a rank is rehearsed once."""
-    return rehearsal.multiple(size)
-
-
 def _merged(buckets: Sequence[BucketState], count: int) -> list[list[BucketState]]:
     """The buckets in at most `count` groups for each kind of them, in their order."""
     kinds = dict[Any, list[BucketState]]()
     for b in buckets:
         kinds.setdefault((b.exchange, b.memory, b.fragment, b.group, b.layout.dtype), []).append(b)
-    out = list[list[BucketState]]()
-    for kind in kinds.values():
-        length = ceil(len(kind) / count)
-        out += [kind[i : i + length] for i in range(0, len(kind), length)]
-    return out
+    lengths = [(kind, ceil(len(kind) / count)) for kind in kinds.values()]
+    return [kind[i : i + length] for kind, length in lengths for i in range(0, len(kind), length)]
 
 
 def _cut_down(group: Iterable[BucketState], scale: float) -> dict[str, tuple[int, ...]]:
