@@ -16,7 +16,7 @@ from gossamer.core.errors import AttachError
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
-from gossamer.planning.baselines import between_shards, compute, ddp, fsdp, sharded
+from gossamer.planning.baselines import between_shards, compute, ddp, fsdp, hsdp, sharded
 from gossamer.planning.measured_model import measure, untrained, with_step
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import MODELS, from_shapes, known_model
@@ -208,6 +208,12 @@ def test_fsdp_gathers_layer_by_layer_and_each_gather_is_a_ring() -> None:
     model = known_model("gpt2", 0.35)
     step = fsdp(model).seconds(late).step
     assert step == pytest.approx(3 * 13 * (3 * 1.0 + 28 * late.latency_inside), rel=1e-3)
+
+
+def test_hsdp_averages_each_module_by_itself() -> None:
+    """13 of them, one after the other, in four messages each; DDP's buckets were planned, of which a shard of GPT-2 fills four."""
+    late = from_flags(nodes=4, gpus=8, rate=1e18, latency=1.0, inside=1e18)
+    assert hsdp(known_model("gpt2", 0.35), 8).seconds(late).step == pytest.approx(13 * 4 * 1.0, rel=0.02)
 
 
 @pytest.mark.parametrize("size", [64, 1024, 10_000])

@@ -42,8 +42,9 @@ def ddp(model: ModelCost, size: int, *, bf16: bool = False, accumulate: int = 1)
     name = "ddp-bf16" if bf16 else f"ddp, {accumulate} micro-batches" if accumulate > 1 else "ddp"
 
     def seconds(cluster: Cluster) -> StepSeconds:
-        with_averages = _ddp_step(told, size, cluster, 2 if bf16 else model.width)
-        steps = [WITHOUT] * (accumulate - 1) + [with_averages]
+        lanes, back = 2 if cluster.backend == "gloo" else 1, Busy(model.bytes * 2 / cluster.memory_rate)
+        averages = _averaged(told, size, cluster, 2 if bf16 else model.width, lanes=lanes)
+        steps: list[Step] = [WITHOUT] * (accumulate - 1) + [(*averages, back, OptimizerSteps(), StepEnds())]
         return Replay(cluster, told).seconds(steps * 2, accumulate)
 
     return PlannedBaseline(name, seconds)
@@ -59,12 +60,6 @@ def _ddp_buckets(model: ModelCost) -> list[list[str]]:
             buckets.append([])
             filled = 0
     return [bucket for bucket in buckets if bucket]
-
-
-def _ddp_step(model: ModelCost, size: int, cluster: Cluster, width: int) -> Step:
-    lanes = 2 if cluster.backend == "gloo" else 1
-    back = model.bytes * 2 / cluster.memory_rate
-    return (*_averaged(model, size, cluster, width, lanes=lanes), Busy(back), OptimizerSteps(), StepEnds())
 
 
 def _averaged(
@@ -91,7 +86,7 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
     """The model as one rank of a shard group has it: its part of each parameter, and gathers that computing hides in part."""
     # Scattering gradients takes as long as gathering what is trained.
     lengths = model.bytes, model.bytes + model.frozen
-    scatter, gather = (_gather(model, n, shards, cluster, 1).seconds(cluster) for n in lengths)
+    scatter, gather = (_gather(model, n, shards, cluster).seconds(cluster) for n in lengths)
     forward, backward = max(model.forward, gather), max(model.backward, gather + scatter)
     return replace(
         model,
@@ -117,7 +112,7 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
 
     def seconds(cluster: Cluster) -> StepSeconds:
         lengths = model.bytes, model.bytes + model.frozen
-        scattered, gathered = (_gather(model, n, cluster.size, cluster, cluster.nodes) for n in lengths)
+        scattered, gathered = (_gather(model, n, cluster.size, cluster) for n in lengths)
         scatter, gather = scattered.seconds(cluster), gathered.seconds(cluster)
         mine = model.in_turns(cluster.turns)
         late = mine.at_speed(1 / late_by(cluster.law, cluster.size, 1))
@@ -133,32 +128,35 @@ def fsdp(model: ModelCost) -> PlannedBaseline:
 
 
 def hsdp(model: ModelCost, shards: int) -> PlannedBaseline:
-    """HSDP: shards within a node, and a dense all-reduce of each shard between nodes, in buckets beside backward."""
+    """HSDP: shards within a node; torch averages each module that it wraps between nodes by itself, in one all-reduce of a shard."""
 
     def seconds(cluster: Cluster) -> StepSeconds:
         mine = sharded(model, cluster, shards)
-        told = replace(mine, buckets=_ddp_buckets(mine), wide=mine.width)
+        told = replace(mine, buckets=_modules(mine), wide=mine.width)
         averaged = _averaged(told, cluster.size // shards, cluster, mine.width, sharing=shards)
         return Replay(cluster, told).seconds([(*averaged, OptimizerSteps(), StepEnds())] * 2, 1)
 
     return PlannedBaseline("hsdp", seconds)
 
 
-def _gather(model: ModelCost, length: int, ranks: int, cluster: Cluster, nodes: int) -> Crossing:
+def _modules(model: ModelCost) -> list[list[str]]:
+    """Parameters of each module that FSDP2 wraps, as backward ends them: numbered layers, and last the root with all else."""
+    layers = dict[str, list[str]]()
+    for name in model.shapes:
+        layers.setdefault(found[0] if (found := LAYER.match(name)) else "", []).append(name)
+    return sorted(layers.values(), key=lambda names: (names is layers.get(""), max(model.shares[n] for n in names)))
+
+
+def _gather(model: ModelCost, length: int, ranks: int, cluster: Cluster) -> Crossing:
     """Ring all-gathers of a whole model, of which each rank has its share: one for each numbered layer, and one for all else."""
     wire = torch.empty(length // ranks, dtype=torch.uint8, device="meta")
-    layers = {found[0] if (found := LAYER.match(name)) else "" for name in model.shapes}
-    moved = (ranks - 1) * wire.numel()
-    whole = Crossing("ring", ranks - 1, 0, moved, 0, moved)
-    if nodes > 1:
-        whole = crossing_of(AllGather(wire), 0, cluster, ranks)
-    return replace(whole, messages=len(layers) * whole.messages, between=len(layers) * whole.between)
+    whole, count = crossing_of(AllGather(wire), 0, cluster, ranks), len(_modules(model))
+    return replace(whole, messages=count * whole.messages, between=count * whole.between)
 
 
 def baselines(model: ModelCost, cluster: Cluster, accumulate: int, shards: int) -> Sequence[PlannedBaseline]:
     """What every plan is compared with, DDP first; for sharded models HSDP."""
     if shards > 1:
         return [hsdp(model, shards), fsdp(model)]
-    size = cluster.size
-    narrower = [ddp(model, size, bf16=True)] if model.width > 2 else []
-    return [ddp(model, size), *narrower, ddp(model, size, accumulate=accumulate), compute(model)]
+    narrower = [ddp(model, cluster.size, bf16=True)] if model.width > 2 else []
+    return [ddp(model, cluster.size), *narrower, ddp(model, cluster.size, accumulate=accumulate), compute(model)]
