@@ -1,5 +1,6 @@
 """Plans: every preset gives a row or a reason, and the numbers agree with what they must agree with."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -12,7 +13,10 @@ import gossamer
 from gossamer import CostError
 from gossamer.bench import catalogue
 from gossamer.controllers.auto_table import ALLOWED
+from gossamer.core.bucket import Bucket, Layout
+from gossamer.core.contracts import Context
 from gossamer.core.errors import AttachError
+from gossamer.core.verbs import Program, Verb
 from gossamer.costs import Cluster, Hosts, from_flags
 from gossamer.costs.laws import ShiftedExponential, SlowRank
 from gossamer.planning import bytes_per_step
@@ -25,7 +29,7 @@ from gossamer.planning.rates import Interval, busy_at, pays_between
 from gossamer.planning.replay import StartProgram
 from gossamer.planning.scaling import scaling
 from gossamer.planning.verdict import sentences
-from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork, Work, on_a_line
+from gossamer.planning.work import MeasuredWork, MemoryPasses, NoWork, Planned, States, Work, on_a_line
 from gossamer.recipes import presets
 
 FOUR = from_flags(nodes=4, rate=1e6, latency=1e-4)
@@ -268,6 +272,32 @@ def test_work_grows_on_a_line_where_it_grows() -> None:
     """From 4 and 8 ranks to 64; a gather's decoding grows, and what falls or stays within 3 % does not."""
     assert on_a_line(Work(1.0, 2.0), Work(1.0, 4.0), 64) == Work(1.0, 4.0 + 2.0 / 4 * 56)
     assert on_a_line(Work(2.0, 1.0), Work(1.0, 1.02), 64) == Work(1.0, 1.02)
+
+
+@pytest.mark.parametrize(("size", "measured"), [(48, {48}), (128, {32, 64})])
+def test_work_of_two_levels_is_measured_among_nodes(size: int, measured: set[int]) -> None:
+    """Eight ranks are one node of eight, which compresses nothing: codecs between nodes took no time at all."""
+    seen = set[int]()
+
+    def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[None]:
+        seen.add(context.size)
+        yield from ()
+
+    MeasuredWork().of(Planned(Layout.of({"w": (8,)}), ("own",), run, per_node=8), size, [])
+    assert seen == measured
+
+
+@pytest.mark.parametrize("recipe", ["qsgd", "powersgd", "local_sgd(8)", "sgp"])
+def test_programs_say_how_many_ranks_are_a_node(recipe: str) -> None:
+    asked = list[int]()
+
+    class Seen(NoWork):
+        def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
+            asked.append(program.per_node)
+            return super().of(program, size, verbs)
+
+    prepare(f"{recipe} + per_node(8)", SMALL, from_flags(nodes=16, ranks=8, rate=1e8), Seen())
+    assert 8 in asked
 
 
 def test_what_a_long_bucket_takes_is_scaled_from_its_first_part() -> None:

@@ -46,7 +46,7 @@ def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
         case AllGather(wire):
             return _ring(wire.numel(), (count - 1) * wire.numel(), stays((index + 1) % count))
         case AllToAll(_, lengths):
-            wires, near = verb.sent, _places(everyone, _mates(everyone, rank, per_node))
+            wires, near = verb.sent, [everyone.index(r) for r in _mates(everyone, rank, per_node)]
             sent, inside = (sum(some) - wires[index] for some in (wires, [wires[j] for j in near]))
             return Traffic(sent, sent, sum(lengths) - lengths[index], inside)
         case Send(to, wire):
@@ -134,7 +134,7 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
         case Send(to):
             messages, pattern = 1, "one"
             hop = (to - index) % count
-            leaving = sum(ranks[(i + hop) % count] // per_node != rank // per_node for i in _places(ranks, mates))
+            leaving = sum(ranks[(ranks.index(r) + hop) % count] // per_node != rank // per_node for r in mates)
             between, card = int(leaving > 0), leaving * verb.wire.numel()
         case Receive(_, length):
             leaves = nodes > 1
@@ -158,10 +158,6 @@ def _nodes(ranks: Sequence[int], per_node: int) -> int:
     if isinstance(ranks, range):
         return ceil(len(ranks) / per_node)
     return len(ranks) if per_node == 1 else len({r // per_node for r in ranks})
-
-
-def _places(ranks: Sequence[int], mates: Sequence[int]) -> list[int]:
-    return [ranks.index(r) for r in mates]
 
 
 def _reduce_messages(cluster: Cluster, length: int, count: int, nodes: int) -> tuple[int, int, Pattern]:

@@ -3,7 +3,7 @@
 The requests are those that rank 0 makes in the asked world.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from gossamer.core.verbs import AllGather, AllReduce, AllToAll, Program, Shared,
 from gossamer.costs import Cluster, Crossing, crossing_of
 from gossamer.planning.events import AverageRequest, MessageRequest, Request, StateRequest
 from gossamer.planning.sizes_only import sizes_only
-from gossamer.planning.work import Planned, Run, States, Work, WorkSource, context_of, heavy_tailed, shortened
+from gossamer.planning.work import Planned, States, Work, WorkSource, context_of, heavy_tailed, shortened
 from gossamer.recipe import Recipe
 from gossamer.runtime.buckets import BucketState, build
 from gossamer.runtime.optimizer_state import requests
@@ -84,8 +84,8 @@ class Programs:
             case AverageRequest(which, over):
                 return tuple(p for i in which for p in self._cut(i, self._average(self.buckets[i], over)))
             case MessageRequest(which, message):
-                run, family = self._message(message)
-                return tuple(p for i in which for p in self._cut(i, Planned(self.buckets[i].layout, family, run)))
+                planned = self._message(message)
+                return tuple(p for i in which for p in self._cut(i, planned(self.buckets[i].layout)))
             case StateRequest():
                 verbs = requests([b.layout for b in self.buckets], request.buffers(self.momenta))
                 return tuple(Piece(0.0, self._crossing(verb)) for verb in verbs)
@@ -107,29 +107,30 @@ class Programs:
         return crossing_of(verb, 0, self.cluster, self.size, self.sharing)
 
     def _average(self, bucket: BucketState, over: Any) -> Planned:
+        by = bucket.exchange if over is None else over
+
         def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
             memory, exchange = states
-            by = bucket.exchange if over is None else over
-            by = sizes_only(by) if hollow else by
+            through = sizes_only(by) if hollow else by
 
             def send(block: Bucket, context: Context) -> Program[ReduceResult]:
-                return by.average(block, exchange, context)
+                return through.average(block, exchange, context)
 
             block = Bucket(block.flat, block.layout, block.flat)
             return send(block, context) if over is not None else bucket.memory.around(block, memory, send, context)
 
-        return Planned(bucket.layout, ("average", over or bucket.exchange, None if over else bucket.memory), run)
+        return Planned(bucket.layout, ("average", by, None if over else bucket.memory), run, by.ranks_per_node)
 
-    def _message(self, message: Message) -> tuple[Run, tuple[Any, ...]]:
-        """How a message is sent of a bucket, and what messages are alike in."""
+    def _message(self, message: Message) -> Callable[[Layout], Planned]:
+        """How a message is sent of a bucket of some layout."""
 
         def run(block: Bucket, context: Context, states: States, hollow: bool) -> Program[Any]:
             return message(block, states[0], context)
 
         # Messages alike in what they send of one number are alike for all buckets.
         verbs, _ = self._requests(Planned(SMALL, (), run), SMALL, torch.zeros(1, dtype=torch.float32))
-        small = tuple(self._crossing(v) for v in verbs if isinstance(v, Shared))
-        return run, ("message", self.recipe.schedule, small)
+        small, schedule = tuple(self._crossing(v) for v in verbs if isinstance(v, Shared)), self.recipe.schedule
+        return lambda layout: Planned(layout, ("message", schedule, small), run, schedule.ranks_per_node)
 
     def _cut(self, bucket: int, program: Planned) -> tuple[Piece, ...]:
         layout = program.layout

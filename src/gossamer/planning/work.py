@@ -51,6 +51,7 @@ class Planned:
     layout: Layout
     family: tuple[Any, ...]  # programs of one family take the same time an element
     run: Run
+    per_node: int = 1  # ranks that average as one: what is computed depends on the number of nodes
 
 
 def context_of(size: int, step: int = LATER) -> Context:
@@ -134,12 +135,12 @@ class MeasuredWork:
         return cls("measured on this machine's GPU", clock=done, device="cuda")
 
     def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
-        began = thread_time()
-        if size <= WORLDS[-1]:
+        began, nodes = thread_time(), size // program.per_node
+        if nodes <= WORLDS[-1]:
             found = self._at(program, size)
         else:
-            less, more = (self._at(program, n) for n in WORLDS[1:])
-            found = [on_a_line(a, b, size) for a, b in zip(less, more)] if len(less) == len(more) else more
+            less, more = (self._at(program, n * program.per_node) for n in WORLDS[1:])
+            found = [on_a_line(a, b, nodes) for a, b in zip(less, more)] if len(less) == len(more) else more
         self.seconds += thread_time() - began
         return _spread(found, len(verbs) + 1)
 

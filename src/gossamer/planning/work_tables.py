@@ -12,7 +12,7 @@ from gossamer.costs import Cluster, from_flags
 from gossamer.costs.cluster import Device, WorkTable
 from gossamer.planning.pieces import Programs
 from gossamer.planning.timed_steps import TimedSteps
-from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, Planned, Work, WorkSource, beyond
+from gossamer.planning.work import WORLDS, MeasuredWork, MemoryPasses, NoWork, Planned, Work, WorkSource, beyond
 from gossamer.recipe import Recipe
 
 # One bucket of 6 MB, as most are; some recipes send the last layer apart.
@@ -20,15 +20,14 @@ BUCKET = {"first": (1500, 1000), "last": (10, 10)}
 
 
 @dataclass
-class _Seen:
+class _Seen(NoWork):
     """Notes the programs of a recipe in place of measuring them."""
 
-    name: str = "none"
     programs: list[Planned] = field(default_factory=list[Planned])
 
     def of(self, program: Planned, size: int, verbs: Sequence[Verb]) -> list[Work]:
         self.programs.append(program)
-        return [Work(0.0, 0.0)] * (len(verbs) + 1)
+        return super().of(program, size, verbs)
 
 
 def measure_tables(recipes: Iterable[str], work: MeasuredWork, device: Device = "cpu") -> dict[str, WorkTable]:
@@ -68,7 +67,6 @@ class WorkInFile:
     cluster: Cluster
     name: str = "in the file"
     lacks: bool = False  # a program that was asked for
-    _tables: dict[Any, WorkTable] = field(default_factory=dict[Any, WorkTable])
 
     def __post_init__(self) -> None:
         self._tables = {_key(Recipe.of(name)): table for name, table in self.cluster.work.items()}
