@@ -362,6 +362,26 @@ def test_no_round_is_said_to_keep_machines_busier_than_slow_ranks_let_them_be() 
     assert [*row.rounds] == [0.5, 0.8]
 
 
+def test_the_shortest_round_is_one_round_and_not_a_cycle_of_several() -> None:
+    """Those of `des_loc` repeat after six; and where ranks also meet within a round, its length changes what it adds."""
+    model = replace(SMALL, momenta=0)  # so that it averages models alone
+    asked = ["local_sgd(8)", "des_loc(8)", "hierarchical(2, 2, local_sgd(8))", "slowmo(8, inner=push_sum())"]
+    found = {row.name: row.rounds for row in plan(model, FOUR, asked, work=NoWork(), curves=False).recipes}
+    assert found["des_loc(8)"][0.99] == pytest.approx(found["local_sgd(8)"][0.99], rel=0.1)
+    assert found["hierarchical(2, 2, local_sgd(8))"] == found["slowmo(8, inner=push_sum())"] == {}
+
+
+def test_ranks_that_meet_at_every_step_wait_for_the_slowest_of_each() -> None:
+    """However long it takes until their requests repeat: with `resync` the slowest of 64 steps together was waited for."""
+    random = replace(FREE, law=ShiftedExponential(0.3))
+    asked = ["allreduce", "allreduce + resync(64)", "local_sgd(8)", "des_loc(8)"]
+    found = {row.name: row.seconds for row in plan(SMALL, random, asked, work=NoWork(), curves=False).recipes}
+    for one, other in (("allreduce", "allreduce + resync(64)"), ("local_sgd(8)", "des_loc(8)")):
+        assert found[one] is not None
+        assert found[other] is not None
+        assert found[other].waiting == pytest.approx(found[one].waiting)  # pyright: ignore[reportOptionalMemberAccess]
+
+
 # -- unlike hosts ------------------------------------------------------------------------------------------------------------
 
 

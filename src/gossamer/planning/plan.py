@@ -10,6 +10,7 @@ from gossamer.controllers.auto import DENSE, Auto
 from gossamer.core.binding import Binding
 from gossamer.core.bucket import Layout
 from gossamer.core.errors import AttachError, CostError, GossamerError
+from gossamer.core.schedule import Schedule
 from gossamer.costs import Cluster
 from gossamer.costs.laws import AtShare
 from gossamer.costs.quantities import say_size
@@ -122,7 +123,7 @@ def prepare(recipe: "str | Recipe", model: ModelCost, cluster: Cluster, work: Wo
     return Prepared(
         [each for step in steps for each in (*[WITHOUT] * (parts - 1), step)],  # a step is a micro-batch, as DDP's is
         timed.warm * parts,
-        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period * parts),
+        replace(model, buckets=timed.names, waits=parsed.schedule.shape.period // _rounds_in(parsed.schedule) * parts),
         programs,
         timed.copies,
         timed.overlaps,
@@ -412,14 +413,21 @@ def _too_large(needed: PeakMemory, memory: float) -> str:
     )
 
 
+def _rounds_in(schedule: Schedule) -> int:
+    """The rounds in a period of a schedule, at whose ends ranks wait for each other."""
+    first, period = schedule.shape.prelude + 1, schedule.shape.period
+    return sum(map(schedule.ends_round, range(first, first + period)))
+
+
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
     """The shortest rounds that keep machines so busy, if what a round adds does not depend on its length."""
-    schedule = prepared.programs.recipe.schedule
+    schedule, shape = prepared.programs.recipe.schedule, prepared.programs.recipe.schedule.shape
     alike = not prepared.simulated  # else the slowest rank alone is longer in a step than all ranks together
-    if schedule.shape.averages_gradients or schedule.shape.period == 1 or prepared.overlaps or not alike:
+    sends_within = shape.mixer is not None or schedule.ranks_per_node > 1  # the more, the longer a round is
+    if shape.averages_gradients or shape.period == 1 or prepared.overlaps or sends_within or not alike:
         return {}
     alone = Replay(cluster, prepared.model).seconds([ALONE], 0).step
-    added = (found.step - alone) * schedule.shape.period
+    added = (found.step - alone) * shape.period / _rounds_in(schedule)
     # Seconds of a step that are left for what a round adds; none where ranks wait longer than that for slow ones.
     left = {share: found.computing / share - alone for share in BUSY}
     return {share: max(ceil(round(added / seconds, 9)), 1) for share, seconds in left.items() if seconds > 0}
