@@ -87,6 +87,18 @@ def test_an_average_that_nothing_hides_takes_its_formula() -> None:
     assert rounds.step - one.computing == pytest.approx(ring / 8, rel=0.01)
 
 
+@pytest.mark.parametrize("every", [8, 24, 40, 100])
+def test_an_average_that_takes_longer_than_a_round_is_waited_for_however_long_the_round(every: int) -> None:
+    """In the first round none is in flight; of rounds of over 15 steps that one was replayed too, and of over 59 it alone."""
+    exact = replace(FOUR, payload=1.0, efficiency={"ring": 1.0}, byte_seconds=0.0, program_seconds=0.0)
+    one = replace(SMALL, shapes={"w": (100_000,)}, shares={"w": 1.0})
+    slow = exact.at_rate(2 * 3 / 4 * 400_000 / (4 * every * one.computing))
+    prepared = prepare(f"overlap_local_sgd({every})", one, slow, NoWork())
+    assert prepared.overlaps
+    assert prepared.seconds(slow).step == pytest.approx(4 * one.computing, rel=0.01)
+    assert prepared.keeps == pytest.approx(2 * one.bytes)
+
+
 def test_ranks_that_share_a_core_take_turns() -> None:
     """R ranks on C cores take R / C times as long, and a program's work is added where no core is free."""
     two = replace(FREE, hosts=(Hosts(count=1, ranks=4, cores=2.0),))

@@ -12,20 +12,19 @@ TIMED = 8_000_000  # elements of all buckets in a run that is timed; a larger mo
 
 
 class TimedSteps:
-    """The steps to replay: `warm` steps, a whole cycle, and the same cycle once more."""
+    """The steps to replay: `warm` steps, a whole cycle, and the cycle that comes next."""
 
     def __init__(self, programs: Programs) -> None:
-        self._programs = programs
-        self.names = [bucket.names for bucket in programs.buckets]
+        self._programs, self.names = programs, [bucket.names for bucket in programs.buckets]
         first, last = span(programs.recipe)
+        count = 2 * (last - first + 1)  # in the first half nothing was in flight when it began
         run = DryRun.of(programs.recipe, programs.buckets, programs.size)
-        while run.step <= last + 1:  # what a program asks for is known once a later step has waited for it
+        while run.step <= first + count:  # what a program asks for is known once a later step has waited for it
             run.take_step()
         self.copies = _copies(run)
-        steps = self._resolved(run.events)[: last - first + 1]
+        steps = self._resolved(run.events)[:count]
         self.warm = cycle(steps, programs.recipe.schedule.shape.period)
-        steps = [*steps, *steps][: 2 * self.warm]
-        self.steps = self._with_schedule_work(steps)
+        self.steps = self._with_schedule_work(steps[: 2 * self.warm])
 
     def _resolved(self, events: Sequence[Event]) -> list[Step]:
         """Steps with each program's pieces in place of its requests."""
@@ -95,13 +94,13 @@ def _busy_after_update(step: Step, seconds: float) -> Step:
 
 
 def cycle(steps: Sequence[Step], period: int) -> int:
-    """The fewest steps, in whole periods of the schedule, after which the same actions repeat, once they do; else all."""
+    """The fewest steps, in whole periods of the schedule, after which the same actions repeat, once they do; else half of all."""
     said = [tuple(map(_without_number, step)) for step in steps]
     late = said[len(said) // 2 :]  # in the first rounds nothing is in flight yet
     for length in range(period, len(late) // 2 + 1, period):
         if all(a == b for a, b in zip(late, late[length:])):
             return length
-    return len(said)
+    return len(late)
 
 
 def _without_number(action: Action) -> tuple[str | int | tuple[Piece, ...], ...] | Action:
