@@ -416,7 +416,7 @@ def _too_large(needed: PeakMemory, memory: float) -> str:
 def _rounds_in(schedule: Schedule) -> int:
     """The rounds in a period of a schedule, at whose ends ranks wait for each other."""
     first, period = schedule.shape.prelude + 1, schedule.shape.period
-    return sum(map(schedule.ends_round, range(first, first + period)))
+    return max(sum(map(schedule.ends_round, range(first, first + period))), 1)
 
 
 def _rounds(prepared: Prepared, found: StepSeconds, cluster: Cluster) -> dict[float, int]:
