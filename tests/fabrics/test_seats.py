@@ -346,11 +346,9 @@ def test_nodes_of_several_ranks_follow_members_of_one_in_the_same_store(crowd: C
 def test_a_node_that_joins_once_more_takes_a_seat_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each `members()` has its own part of the node's store; else ranks hear of the seat that they had before."""
     monkeypatch.setattr(nodes.dist, "is_initialized", lambda: True)
-    for name, value in {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
     held = HashStore()
     monkeypatch.setattr(nodes, "default_store", lambda: held)
-    first, second = NodeRanks.of_torchrun()._store, NodeRanks.of_torchrun()._store
+    first, second = NodeRanks.of_torchrun(0, 2)._store, NodeRanks.of_torchrun(0, 2)._store
     assert first is not None
     assert second is not None
     first.raise_flag("claim/0", "")
@@ -372,6 +370,7 @@ def test_a_node_of_another_number_of_ranks_is_refused_on_all_its_ranks(crowd: Cr
 
 CLEAN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 AT = "127.0.0.1:29500"
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -394,6 +393,9 @@ AT = "127.0.0.1:29500"
             {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "2"},
             "torchrun has started with all",
         ),
+        ({"most": 4, "store": AT}, {**TORCHRUN, "LOCAL_RANK": "abc"}, "LOCAL_RANK is 'abc', not a number"),
+        ({"most": 4, "store": AT}, TORCHRUN, "LOCAL_RANK is None and LOCAL_WORLD_SIZE is 2"),
+        ({"most": 4, "store": AT}, {**TORCHRUN, "LOCAL_RANK": "2"}, "LOCAL_RANK is 2 and LOCAL_WORLD_SIZE is 2"),
     ],
 )
 def test_what_makes_no_sense_is_said_at_once(

@@ -52,7 +52,7 @@ class MemberLaunch(NamedTuple):
                 f"RANK is {rank} and there are {most} seats: set RANK to a number from 0 to {most - 1}, or leave it out, and the store "
                 "gives this process a seat"
             )
-        return MemberLaunch(rank, least, most, host, port, NodeRanks.of_torchrun() if by_torchrun else NodeRanks())
+        return MemberLaunch(rank, least, most, host, port, _node_of_torchrun() if by_torchrun else NodeRanks())
 
 
 def _refuse_torchrun_of_all(store: str | None) -> None:
@@ -63,6 +63,16 @@ def _refuse_torchrun_of_all(store: str | None) -> None:
         f"by itself, {_EXAMPLE}; or, where a member is a node, give each node a torchrun of its own (--nnodes 1), and "
         "members(least=2, most=16, store='10.0.0.1:29500'), the address at which the nodes find one another"
     )
+
+
+def _node_of_torchrun() -> NodeRanks:
+    local, size = environment_number("LOCAL_RANK"), environment_number("LOCAL_WORLD_SIZE")
+    if local is None or size is None or local >= size:
+        raise AttachError(
+            f"LOCAL_RANK is {local} and LOCAL_WORLD_SIZE is {size}, and torchrun sets both, for ranks from 0: leave them as it sets them, or "
+            "unset TORCHELASTIC_RUN_ID where no torchrun has started this process"
+        )
+    return NodeRanks.of_torchrun(local, size)
 
 
 def _address(store: str | None) -> tuple[str, int]:

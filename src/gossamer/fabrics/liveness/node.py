@@ -28,9 +28,8 @@ class NodeRanks:
         self._store, self._turns = store, 0
 
     @staticmethod
-    def of_torchrun() -> "NodeRanks":
-        """This process's node, in the store of its torchrun."""
-        local, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    def of_torchrun(local: int, size: int) -> "NodeRanks":
+        """This process's node, one of `size` ranks, in the store of its torchrun."""
         if size == 1:
             return NodeRanks()
         raw = default_store() if dist.is_initialized() else next(rendezvous("env://"))[0]
