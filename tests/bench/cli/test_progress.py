@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from gossamer.bench.compare.events import (
     Started,
 )
 from gossamer.bench.record import Evaluation, Step
+from gossamer.bench.report import render, write_markdown
 
 LONG = "scatter(ternary()) + error_feedback() + slowmo(12)"
 
@@ -177,3 +180,20 @@ def test_the_closing_table_says_which_rank_spoilt_what(capsys: pytest.CaptureFix
     record.runs[1].skipped_steps, record.runs[1].spoilt = 3, {"1": 2}
     summary.summary(record)
     assert "\nqsgd: 3 steps skipped, 2 of them spoilt by rank 1\n" in capsys.readouterr().out
+
+
+def test_a_loss_that_has_diverged_is_short_wherever_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
+    plan, high = ComparePlan({"a": "bf16"}, steps=20), 1.234e34
+    trained, seen = RankEvent(Step(10, 5.0, high, 10), "a"), RankEvent(Evaluation(10, 5.0, 10, high), "a")
+    table, lines, record = progress.LiveTable(plan), progress.PlainLines(plan), made(["ddp", "qsgd"], steps=20)
+    for event in (trained, seen):
+        table.show(event)
+        lines.show(event)
+    for run in record.runs:
+        run.evaluations[-1] = replace(run.evaluations[-1], quality=high)
+    summary.summary(record)
+    said = capsys.readouterr()
+    for text in ("\n".join(shown(table, 120)), said.err, said.out, write_markdown(record), render(record)):
+        assert "1.2" in text
+        assert "e+34" in text
+        assert not re.search(r"\d{20}|(\d{3}\xa0){5}", text)

@@ -17,7 +17,7 @@ from gossamer.bench.compare.events import RankEvent, facts_of
 from gossamer.bench.compare.plan import ComparePlan
 from gossamer.bench.compare.script_observer import ScriptPlan
 from gossamer.bench.record import Evaluation, Step, finite
-from gossamer.bench.report.formatting import seconds, size
+from gossamer.bench.report.formatting import fixed, seconds, size
 
 
 class ProgressRow:
@@ -81,8 +81,8 @@ class ProgressRow:
         """Cells of the row; means are over all steps so far, unknown values are empty."""
         return {
             "step": f"{self.step}/{self.steps}" if self.steps else str(self.step),
-            "loss": f"{self.loss:.3f}" if self.trained else "",
-            "quality": "" if math.isnan(self.quality) else f"{self.quality:.4f}",
+            "loss": fixed(self.loss, 3) if self.trained else "",
+            "quality": "" if math.isnan(self.quality) else fixed(self.quality, 4),
             "sent": "" if self.sent is None else size(self.sent),
             "a step": seconds(self.pace) if self.step else "",
             "waits": seconds(self.waited / self.trained) if self.measured else "",
@@ -193,7 +193,7 @@ def _line(row: ProgressRow) -> str:
     """Line of one evaluation; unknown numbers are left out."""
     numbers = row.numbers()
     wide = 2 * len(str(row.steps)) + 2  # one more than needed: extra steps may need another digit
-    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {row.quality:.4f}"]
+    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {fixed(row.quality, 4)}"]
     told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
     return "  ".join(told) + _lost(row)
 

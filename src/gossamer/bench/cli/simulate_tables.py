@@ -8,6 +8,7 @@ from rich.markup import escape
 from gossamer import simulated_members, simulated_restarts
 from gossamer.bench import workloads
 from gossamer.bench.cli.console import columns, console, print_table
+from gossamer.bench.report.formatting import fixed
 from gossamer.costs import Cluster
 from gossamer.costs.events import Events
 from gossamer.costs.quantities import say_rate, say_seconds, say_size
@@ -80,8 +81,8 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
             say_seconds(run.seconds / run.steps),
             *([run.on_loss, f"{run.hourly:,.0f}", f"{run.gradients:,}"] if losses else []),
             say_size(run.sent),
-            f"{run.losses[0]:.3f} to {run.losses[-1]:.3f}",
-            f"{run.quality:.3f}",
+            f"{fixed(run.losses[0], 3)} to {fixed(run.losses[-1], 3)}",
+            fixed(run.quality, 3),
             *(f"{100 * run.share(kind):.0f} %" for kind in KINDS),
         )
     print_table(screen, table)
@@ -102,7 +103,7 @@ def show(runs: list[Simulated], task: workloads.Workload, cluster: Cluster, even
         every = max(len(run.losses) // 5, 1)
         points = [*zip(run.moments, run.losses)][every - 1 :: every]
         screen.print(
-            escape(f"{run.recipe}: loss " + ", ".join(f"{loss:.3f} at {say_seconds(at)}" for at, loss in points))
+            escape(f"{run.recipe}: loss " + ", ".join(f"{fixed(loss, 3)} at {say_seconds(at)}" for at, loss in points))
         )
 
 

@@ -5,7 +5,7 @@ from rich.table import Table
 
 from gossamer.bench.cli.console import columns, console, print_table
 from gossamer.bench.record import Record
-from gossamer.bench.report.formatting import ranks_on, seconds, seeds_of, severe, size
+from gossamer.bench.report.formatting import fixed, ranks_on, seconds, seeds_of, severe, size
 from gossamer.bench.report.headline import headline
 from gossamer.bench.report.study import TOLERANCE, RunRow, Study, study_of
 
@@ -20,12 +20,12 @@ def summary(record: Record) -> None:
     seed = f" with seed {record.seed}" if len(record.trials) > 1 else ""
     if study.target is not None and len(record.runs) > 1:
         whose = "all reached last" if study.base and study.base.cut else f"{record.baseline} ended with"
-        told = f"time and steps to the {record.metric} that {whose}, {study.target:.4f}{seed}"
+        told = f"time and steps to the {record.metric} that {whose}, {fixed(study.target, 4)}{seed}"
         out.print(told, markup=False, style="dim")
     print_table(out, _table(study))
     if study.common is not None:
         times = [f"{row.run.name} {seconds(row.common)}" for row in study.rows if row.common is not None]
-        told = f"to {study.common:.4f}, the last quality that all reached{seed}: {', '.join(times)}"
+        told = f"to {fixed(study.common, 4)}, the last quality that all reached{seed}: {', '.join(times)}"
         out.print(told, markup=False, style="dim")
     if any(row.run.lr != 1 for row in study.rows):
         told = ", ".join(f"{row.run.name} {row.run.lr:g}" for row in study.rows)
@@ -69,7 +69,7 @@ def _cells(row: RunRow, several: bool) -> list[str]:
     time = seconds(row.reached) if row.reached is not None else row.outcome
     compared = [time, _ratio(row)] if several else []
     steps = round(row.reached_steps) if several and row.reached_steps else row.run.done
-    last = "" if row.final is None else f"{row.final:.4f}"
+    last = "" if row.final is None else fixed(row.final, 4)
     return [row.run.name, *compared, str(steps or ""), "" if row.step is None else seconds(row.step), *_sent(row), last]
 
 

@@ -21,7 +21,7 @@ from gossamer.bench.cli.run_output import command
 from gossamer.bench.compare.baselines import BASELINES
 from gossamer.bench.compare.rank_run import check
 from gossamer.bench.lab.network import MOST_HOSTS
-from gossamer.bench.report.formatting import size
+from gossamer.bench.report.formatting import fixed, size
 from gossamer.bench.report.tuned import CandidateRow, SearchStudy, headline, studied, told, write_html
 from gossamer.bench.tune import Search, SearchOverride, SearchPlan, Trial, Tuning, is_tuning
 
@@ -154,7 +154,7 @@ def _teller(question: SearchPlan, quiet: bool, as_json: bool) -> Callable[[Tunin
     def line(tuning: Tuning, trial: Trial) -> None:
         number = f"{trial.number + 1}/{question.trials}" if trial.number >= 0 else f"seed {trial.seed}"
         best = tuning.best(trial.contender) if trial.number >= 0 else None
-        quality = f"held out {trial.quality:.4f}" if trial.outcome == "ok" else trial.outcome
+        quality = f"held out {fixed(trial.quality, 4)}" if trial.outcome == "ok" else trial.outcome
         mark = "  best so far" if best is trial and trial.number else ""
         progress.said(f"{trial.contender:>{width}}  {number:>7}  {quality:<16}  {told(trial)}{mark}")
 

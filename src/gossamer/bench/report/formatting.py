@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping
 from gossamer.core.text import listed
 
 MINUS = "\N{MINUS SIGN}"
+LARGE = 1e6  # from here on a loss is written as a power of ten: it has diverged
 
 
 def number(value: float | None, digits: int = 3) -> str:
     """Three digits that count, with thin groups of thousands.
 
-    >>> [number(v) for v in (4.1, 0.1842, 12.34, 0.0000213, 0.0, -2.5)]
-    ['4.10', '0.184', '12.3', '2.1e-05', '0', '−2.50']
+    >>> [number(v) for v in (4.1, 0.1842, 12.34, 0.0000213, 0.0, -2.5, 1.234e34)]
+    ['4.10', '0.184', '12.3', '2.1e-05', '0', '−2.50', '1.2e+34']
     """
     if value is None or not math.isfinite(value):
         return "not finite" if value is not None else "–"
@@ -21,13 +22,22 @@ def number(value: float | None, digits: int = 3) -> str:
         return MINUS + number(-value, digits)
     if value == 0:
         return "0"
-    if value < 0.001:
+    if value < 0.001 or value >= LARGE:
         return f"{value:.{digits - 2}e}"
     if value >= 10 ** (digits - 1) - 0.5:
         return f"{value:,.0f}".replace(",", "\N{NO-BREAK SPACE}")
     # The decimals follow from the number as it will be shown: 9.996 is 10.0, not 10.00.
     shown = float(f"{value:.{digits - 1}e}")
     return f"{value:.{digits - 1 - math.floor(math.log10(shown))}f}"
+
+
+def fixed(value: float, decimals: int) -> str:
+    """So many decimals; a power of ten for a loss that has diverged.
+
+    >>> fixed(0.1842, 3), fixed(1.234e34, 3), fixed(math.inf, 3)
+    ('0.184', '1.2e+34', 'inf')
+    """
+    return f"{value:.{decimals}f}" if abs(value) < LARGE else f"{value:.1e}"
 
 
 def seconds(value: float | None) -> str:

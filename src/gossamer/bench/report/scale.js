@@ -7,7 +7,7 @@ const format = {
     if (v === null || v === undefined) return "–";
     if (v < 0) return "\u2212" + format.number(-v, digits);
     if (v === 0) return "0";
-    if (v < 0.001) return v.toExponential(digits - 2);
+    if (v < 0.001 || v >= 1e6) return v.toExponential(digits - 2);
     if (v >= 10 ** (digits - 1) - 0.5) return Math.round(v).toLocaleString("en").replaceAll(",", "\u00a0");
     const shown = Number(v.toPrecision(digits));
     return v.toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(shown))));
