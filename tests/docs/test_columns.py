@@ -6,7 +6,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MOST = 120
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "launch").glob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "launch").glob("*.md")),
+]
 
 
 def prose(page: Path) -> list[str]:
