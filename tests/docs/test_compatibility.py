@@ -44,6 +44,17 @@ def test_versions_that_were_tried_are_versions_that_are_asked_for() -> None:
             assert not upper or numbers(newest) < numbers(upper), name
 
 
+def test_the_pages_of_trainers_say_the_same_versions() -> None:
+    tried = {name: (lowest, newest) for name, _, lowest, newest, _ in rows("Versions")}
+    told = [
+        match.groups()
+        for page in sorted((ROOT / "docs" / "trainers").glob("*.md"))
+        for match in re.finditer(r"^\| (\w+) \| (\d[\d.]*) \| (\d[\d.]*) \|$", page.read_text(), re.M)
+    ]
+    assert len(told) > 5
+    assert [row for row in told if tried[row[0]] != row[1:]] == []
+
+
 @cache
 def looked_up() -> set[tuple[str, str]]:
     """Every name that a module looks up by `private_name`, and the module."""
