@@ -119,11 +119,11 @@ def test_allreduce_is_torchs_own_hsdp(gang4: Gang, how: str, kind: str) -> None:
         assert all(same(a, b) for a, b in zip(after, before, strict=True))
 
 
-def averaged_one_by_one(rank: int, size: int) -> list[str]:
-    """Each of two micro-batches is averaged, as FSDP2 does it in a loop that says nothing."""
+def averaged_one_by_one(rank: int, size: int, recipe: str) -> list[str]:
+    """FSDP2 averages each of two micro-batches, in a loop that says nothing."""
     said = list[str]()
     for factor in (None, 1.0):
-        with sharded.attached("allreduce", mesh_of(2), OPTIMIZERS["sgd"]) as (model, _, _), warnings.catch_warnings():
+        with sharded.attached(recipe, mesh_of(2), OPTIMIZERS["sgd"]) as (model, _, _), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if factor is not None:
                 for module in filter(is_fsdp2, model.modules()):
@@ -138,9 +138,10 @@ def averaged_one_by_one(rank: int, size: int) -> list[str]:
     return said
 
 
-def test_a_divide_factor_and_averages_of_each_micro_batch_are_refused(gang4: Gang) -> None:
+@pytest.mark.parametrize("recipe", ["allreduce", "local_sgd(2)"])
+def test_a_divide_factor_and_averages_of_each_micro_batch_are_refused(gang4: Gang, recipe: str) -> None:
     """The first gradient would count as many times as there are replicas."""
-    for without, with_factor in gang4.run(averaged_one_by_one):
+    for without, with_factor in gang4.run(averaged_one_by_one, recipe):
         assert without == ""
         assert "set_gradient_divide_factor()" in with_factor
         assert "comm.no_sync()" in with_factor
@@ -157,7 +158,7 @@ class TwoLayers(nn.Module):
         return self.second(self.first(x)) if both else self.first(x)
 
 
-def with_either_last(rank: int, size: int) -> list[Tensor]:
+def with_either_last(rank: int, size: int, recipe: str) -> list[Tensor]:
     """The sum of two micro-batches, of which one does not need a layer, in both orders."""
     found = list[Tensor]()
     for order in ((False, True), (True, False)):
@@ -166,7 +167,7 @@ def with_either_last(rank: int, size: int) -> list[Tensor]:
         for module in filter(is_fsdp2, model.modules()):
             module.set_gradient_divide_factor(1.0)  # pyright: ignore
             module.set_force_sum_reduction_for_comms(True)  # pyright: ignore
-        with gossamer.attach(model, sgd(model), "allreduce", deadline=DEADLINE) as comm:
+        with gossamer.attach(model, sgd(model), recipe, deadline=DEADLINE) as comm:
             for micro, both in enumerate(order):
                 with nullcontext() if micro else comm.no_sync():
                     x, _ = sharded.batch(rank // 2, int(both), rank % 2)
@@ -175,8 +176,9 @@ def with_either_last(rank: int, size: int) -> list[Tensor]:
     return found
 
 
-def test_a_divide_factor_holds_for_what_only_an_earlier_micro_batch_used(gang4: Gang) -> None:
-    for used_last, used_first in gang4.run(with_either_last):
+@pytest.mark.parametrize("recipe", ["allreduce", "local_sgd(2)"])
+def test_a_divide_factor_holds_for_what_only_an_earlier_micro_batch_used(gang4: Gang, recipe: str) -> None:
+    for used_last, used_first in gang4.run(with_either_last, recipe):
         torch.testing.assert_close(used_first, used_last)
 
 

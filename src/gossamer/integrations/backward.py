@@ -35,6 +35,8 @@ class Backward:
         self._passes = 0
         self._buckets: GradBuckets | None = None  # collects the gradients that are averaged at this step
         self._own_peaks = list[Tensor]()  # largest magnitudes of this rank's gradients, once the means overwrite them
+        self._arrived = set[str]()  # parameters with a gradient of this pass, under a schedule that averages none
+        self._scaled_at = 0  # the step of the last such pass
         self._handles = dict[str, Any]()
 
     def install(self) -> list[Any]:
@@ -79,6 +81,7 @@ class Backward:
                 return
             self.held.scale(parameter, gradient)
             if self._buckets is None:
+                self._arrived.add(name)
                 return
             self._buckets.take(name, gradient)
             if parameter.is_cuda:
@@ -123,6 +126,10 @@ class Backward:
         self.worker.averaging.means = []
         if not self.steps.averages_gradients:
             self._buckets = None  # gradients are no longer averaged: free its memory
+            self._arrived.clear()
+            again = self._scaled_at == self.worker.step and self.held.scales
+            if again and not self.steps.gradients_are_gone(parameter):
+                self.held.refuse_to_add()
         if self._buckets is not None:
             self.steps.follow()
             self._own_peaks.clear()
@@ -141,13 +148,15 @@ class Backward:
 
     def _end(self) -> None:
         self._inside = False
+        arrived = self._arrived if self._buckets is None else self._buckets.arrived
+        for param in (self.worker.params[name] for name in self.worker.params.keys() - arrived):
+            if param.trains and (gradient := param.gradient) is not None:  # of earlier micro-batches alone
+                self.held.scale(param.parameter, gradient)
         if self._buckets is None:
             self.steps.settle_skipped()
             self.steps.doubts.backward_is_over()
+            self._scaled_at = self.worker.step
             return
-        for param in (self.worker.params[name] for name in self.worker.params.keys() - self._buckets.arrived):
-            if param.trains and (gradient := param.gradient) is not None:  # of earlier micro-batches alone
-                self.held.scale(param.parameter, gradient)
         unused, update = self._buckets.finish(), self.worker.recipe.update
         if sends := update is not None and update.sends_momentum:  # earlier micro-batches may have used some
             unused = [name for name in unused if self.worker.params[name].parameter.grad is None]

@@ -221,11 +221,15 @@ class ShardedModel:
         if self._owner[id(parameter)].gradient_divide_factor is not None:
             gradient.mul_(self._size if self._members is None else len(self._members.present.ranks))
 
+    @property
+    def scales(self) -> bool:
+        return any(group.gradient_divide_factor is not None for group in self._groups)
+
     def refuse_to_add(self) -> None:
-        """With a factor of the user's, what was averaged before would be multiplied a second time."""
-        if any(group.gradient_divide_factor is not None for group in self._groups):
+        """With a factor of the user's, what was multiplied before would be so a second time."""
+        if self.scales:
             raise AttachError(
-                "several backward() passes before one optimizer.step(), each of which is averaged, with set_gradient_divide_factor(): the "
+                "several backward() passes before one optimizer.step(), and each of them divides by set_gradient_divide_factor(): the "
                 "earlier ones would count as many times as there are replicas; run all but the last one under comm.no_sync(), or after "
                 "model.set_requires_all_reduce(False)"
             )

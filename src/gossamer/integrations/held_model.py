@@ -46,8 +46,13 @@ class HeldModel(Protocol):
     def scale(self, parameter: Tensor, gradient: Tensor) -> None:
         """Multiply a gradient, so that its mean over replicas is what the user's loop expects."""
 
+    @property
+    def scales(self) -> bool:
+        """True if `scale` multiplies, and so must see each gradient once a step."""
+        return False
+
     def refuse_to_add(self) -> None:
-        """Raise an error if a backward pass must not add to gradients that were averaged before."""
+        """Raise an error if a backward pass must not add to gradients that were scaled before."""
 
     def remove(self) -> None:
         """Give the model back as it was."""

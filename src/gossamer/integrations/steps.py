@@ -87,7 +87,7 @@ class StepLoop(ScheduleSteps):
             self.doubts.some_optimizers_rest(len(self._done), len(self.optimizers))
             self._finish(descended=any(self._done.values()), share=not inside)
             return
-        thrown_away = self._gradients_are_gone(arriving)
+        thrown_away = self.gradients_are_gone(arriving)
         if inside and self.worker.averaging.finite:
             self.doubts.never_stepped(thrown_away)
             if not thrown_away:
@@ -98,7 +98,7 @@ class StepLoop(ScheduleSteps):
         """Note a gradient that arrives under `no_sync()` after averaging: the averages were thrown away, or are now mixed."""
         if self._under_way is None or self.state is StepState.MIXED or not self.averages_gradients:
             return
-        if self._gradients_are_gone(arriving):
+        if self.gradients_are_gone(arriving):
             self.settle_skipped(arriving)
         else:
             self._note(StepEvent.ADD)
@@ -207,7 +207,7 @@ class StepLoop(ScheduleSteps):
             self.regrouping.between_steps()
             self.take_part()
 
-    def _gradients_are_gone(self, arriving: Tensor | None) -> bool:
+    def gradients_are_gone(self, arriving: Tensor | None) -> bool:
         """True if the user has cleared the averaged gradients: all but the one that arrives are None or zero."""
         params = self.worker.params.values()
         others = [param.gradient for param in params if param.parameter is not arriving]
