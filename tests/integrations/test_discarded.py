@@ -9,6 +9,7 @@ from tests.integrations.loops import DEADLINE, SEED, SMALL, Awkward, attached, f
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.core.errors import AttachError
 
 pytestmark = pytest.mark.gang
 
@@ -90,6 +91,37 @@ def test_accumulation_without_no_sync_is_told_the_one_line(gang2: Gang) -> None:
         assert not silence
         assert torch.equal(by_flag[0], b)
         assert by_flag[1:] == (3, [])
+
+
+def added(rank: int, size: int, recipe: str) -> str:
+    """Two micro-batches a step, each of which is averaged."""
+    with attached(recipe) as (model, optimizer, _), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for step in range(1, 4):
+                for micro in range(2):
+                    loss_of(model, rank, 10 * step + micro).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        except AttachError as refused:
+            return str(refused)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("recipe", "refused"),
+    [
+        ("topk(ratio=0.3)", False),
+        ("gather(topk(ratio=0.3)) + momentum_correction()", True),
+        ("distributed_lion", True),
+        ("ef21", True),
+        ("allreduce + delayed()", True),
+    ],
+)
+def test_nothing_is_added_to_what_is_no_gradient(gang2: Gang, recipe: str, refused: bool) -> None:
+    """A momentum grew without end, signs were added to gradients, and under `delayed` no mean was ever used."""
+    for said in gang2.run(added, recipe):
+        assert ("no gradient to add to; run all but the last one under comm.no_sync()" in said) is refused
 
 
 def kept(rank: int, size: int, recipe: str) -> None:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from gossamer.core.errors import AttachError
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations.checks.introspection import is_within_its_step
+from gossamer.integrations.checks.requirements import ADDED, refuse
 from gossamer.integrations.checks.wrappers import held_by, refuse_capture, refuse_strangers
 from gossamer.integrations.closures import Call, closure_of, refuse_closure, served
 from gossamer.integrations.grad_scaler import ScalerHook, refuse_scaled, refuse_untold, unscale_others
@@ -91,6 +92,7 @@ class StepLoop(ScheduleSteps):
         if inside and self.worker.averaging.finite:
             self.doubts.never_stepped(thrown_away)
             if not thrown_away:
+                refuse(self.worker.recipe, ADDED)
                 self.refuse_to_add()
         self._finish(descended=False, share=not inside, kept=averages and not thrown_away)
 

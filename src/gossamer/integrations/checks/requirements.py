@@ -94,6 +94,14 @@ UNTOLD_LOCAL = (
     ),
 )
 
+ADDED = excludes(
+    *("adds momentum", "sends momentum", "remembers all", "lags"),
+    because="several backward() passes before one optimizer.step(), each of which is averaged, under {recipe}: p.grad then holds a "
+    "momentum, an estimate or an earlier mean, and no gradient to add to; run all but the last one under comm.no_sync(), or call "
+    "comm.skip() and optimizer.zero_grad() where a step is left out",
+)
+"""Constraint of backward passes that add to averaged gradients."""
+
 
 def for_all_ranks(what: str) -> Constraint:
     """Return the constraint of an option that needs all ranks at every step."""
@@ -119,10 +127,7 @@ def for_buffers(said: str) -> Constraint:
 
 def for_silence_on(buffer: str) -> tuple[Constraint, ...]:
     """Return the constraints of a model with float buffers, if `buffers` is not given."""
-    begins = (
-        f"the model has float buffers ({buffer}, ...), and under {{schedule}} they differ between ranks as parameters do; "
-        "pass buffers="
-    )
+    begins = f"the model has float buffers ({buffer}, ...), and under {{schedule}} they differ between ranks as parameters do; pass buffers="
     return (
         excludes("mixes", "is async", because=begins + "'local'"),
         requires("averages gradients", because=begins + "'average', 'broadcast' (rank 0's) or 'local'"),
