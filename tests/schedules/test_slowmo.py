@@ -257,6 +257,17 @@ def test_a_square_that_overflowed_on_one_rank_reaches_no_other() -> None:
     assert bit_equal(parameters(ranks))
 
 
+def test_codes_of_an_optimizers_state_are_not_averaged() -> None:
+    """Some optimizers keep their state in eight bits, and the mean of two codes is the code of something else."""
+    ranks = make("allreduce + slowmo(2, buffers='average')", 2)
+    for rank in ranks:
+        for p in rank.model.parameters():
+            rank.optimizer.state[p]["codes"] = torch.full_like(p, 100 * rank.worker.rank, dtype=torch.uint8)
+    train(ranks, pull, 2)
+    for rank in ranks:
+        assert all(bool((s["codes"] == 100 * rank.worker.rank).all()) for s in rank.optimizer.state.values())
+
+
 def test_adams_counters_are_not_averaged() -> None:
     ranks = make(
         "allreduce + slowmo(2, buffers='average')", 2, optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01)

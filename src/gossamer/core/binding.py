@@ -53,8 +53,8 @@ class Binding(NamedTuple):
 
 
 def is_buffer(key: str, value: object) -> bool:
-    """True if an entry of an optimizer's state is a tensor and no counter."""
-    return key not in COUNTERS and isinstance(value, Tensor)
+    """True if an entry of an optimizer's state is a tensor and no counter, nor codes, as an optimizer with 8-bit state keeps."""
+    return key not in COUNTERS and isinstance(value, Tensor) and value.is_floating_point()
 
 
 def buffers_after_a_step(optimizer: "Optimizer", group: Mapping[str, Any]) -> frozenset[str]:
