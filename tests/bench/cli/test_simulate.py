@@ -1,6 +1,7 @@
 """`gossamer simulate`: what a user reads, the same as JSON, and what is refused."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gossamer.core.errors import PeerError
 from gossamer.planning.model_cost import ModelCost
 
 Say = Callable[..., tuple[int, str, str]]
+ROOT = Path(__file__).parents[3]
 DIGITS = ("simulate", "digits", "--workers", "4", "--rate", "10mbit", "--step", "10ms", "--rounds", "3")
 
 
@@ -288,3 +290,15 @@ def test_long_times_are_in_digits(say: Say) -> None:
     _, out, _ = say(*DIGITS[:4], "--rate", "10mbit", "--step", "5000s", "--rounds", "3", "--free-work")
     assert "15000" in out
     assert "e+" not in out
+
+
+def test_what_the_page_shows_of_ranks_that_are_lost_leave_and_come_is_what_its_command_prints(
+    say: Say, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text().partition("### Ranks that are lost, leave, or come\n")[2]
+    events, command, shown = re.findall(r"```(?:toml|bash|text)\n(.*?)```", page, re.DOTALL)[:3]
+    (tmp_path / "spot.toml").write_text(events)
+    words = command.replace("\\\n", "").replace("spot.toml", str(tmp_path / "spot.toml")).split()[1:]
+    code, out, _ = say(*words)
+    assert code == 0
+    assert " ".join(shown.split()) in " ".join(out.split())
