@@ -1,8 +1,10 @@
 """The Numba loops write and read the very same bits as the torch reference."""
 
 from collections import Counter
+from collections.abc import Callable
 from importlib import import_module
 from itertools import pairwise, product
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -204,6 +206,52 @@ def test_no_two_kernels_have_one_name() -> None:
     names = Counter((kernel.py_func.__module__, kernel.py_func.__qualname__) for kernel in made.values())
     assert len(names) > 50
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def one_more(x):
+    return x + 1
+
+
+@pytest.fixture
+def cached_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Any]:
+    """A kernel as another process would have it, with a cache that is empty at first."""
+    import numba
+
+    from gossamer.kernels.cpu.compile import kernel
+
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    return lambda: kernel(one_more)
+
+
+def test_types_that_two_processes_compile_at_once_are_both_cached(
+    cached_kernel: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second compiles for floats while the first is about to save what it has compiled for integers."""
+    first, second, third = (cached_kernel() for _ in range(3))
+    file = first._cache._cache_file
+    dump = file._dump
+
+    def late(what: Any) -> Any:
+        second(1.5)
+        return dump(what)
+
+    monkeypatch.setattr(file, "_dump", late)
+    first(1)
+    assert (third(1), third(1.5)) == (2, 2.5)
+    assert (sum(third.stats.cache_hits.values()), sum(third.stats.cache_misses.values())) == (2, 0)
+
+
+def test_a_kernel_is_compiled_anew_after_a_change_of_any_source(
+    cached_kernel: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may call what another file defines."""
+    from gossamer.kernels.cpu import compile
+
+    cached_kernel()(1)
+    monkeypatch.setattr(compile, "_sources", lambda: "other sources")
+    after = cached_kernel()
+    after(1)
+    assert sum(after.stats.cache_hits.values()) == 0
 
 
 def test_variants_of_a_kernel_have_names_of_their_own_in_the_cache() -> None:

@@ -4,6 +4,9 @@ That is hints, which change speed and never a result, and a few instructions.
 """
 
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -11,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
+from numba.core.caching import IndexDataCacheFile
 from numba.extending import intrinsic
 
 Floats = npt.NDArray[np.float32]
@@ -28,12 +32,50 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _EntryFiles(IndexDataCacheFile):
+    """What a kernel was compiled to, for some types of arguments, in a file of its own that is named by them.
+
+    Numba numbers these files, and lists them in one more. Of two processes that compile a kernel for two types at once, one may
+    list the file that the other writes, and a third then runs what was compiled for other types.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        self._save_data(self._name(key), (self._source_stamp, data))
+
+    def load(self, key: Any) -> Any:
+        try:
+            stamp, data = self._load_data(self._name(key))
+        except OSError:
+            return None
+        return data if stamp == self._source_stamp else None
+
+    def _name(self, key: Any) -> str:
+        return self._data_name(int(sha256(repr((self._version, key)).encode()).hexdigest()[:32], 16))
+
+
+@cache
+def _sources() -> str:
+    """A hash of all files that kernels are compiled from. Numba looks at a kernel's own, and it may call another's."""
+    here = Path(__file__).parent
+    return sha256(
+        b"".join(path.read_bytes() for path in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]))
+    ).hexdigest()
+
+
+def _compiled(function: Callable[P, R], **options: Any) -> Callable[P, R]:
+    made: Any = numba.njit(nogil=True, cache=True, **options)(function)
+    if held := getattr(made, "_cache", None):  # None under NUMBA_DISABLE_JIT
+        stamp = held._impl.locator.get_source_stamp(), _sources()
+        held._cache_file = _EntryFiles(held._cache_path, held._impl.filename_base, stamp)
+    return made
+
+
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Compiles for this host without fast-math: results must not depend on how a loop was vectorised.
 
     To divide by zero is no error, as it is none in torch; loops that would look for it are not vectorised.
     """
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, error_model="numpy")(function))
+    return _compiled(function, error_model="numpy")
 
 
 def variant(function: Callable[P, R], *settings: int) -> Callable[P, R]:
@@ -48,7 +90,7 @@ def variant(function: Callable[P, R], *settings: int) -> Callable[P, R]:
 
 def reduction(function: Callable[P, R]) -> Callable[P, R]:
     """Like `kernel`, but the additions of a sum may be reordered, in a way that is fixed on one host."""
-    return cast(Callable[P, R], numba.njit(nogil=True, cache=True, fastmath={"reassoc"})(function))
+    return _compiled(function, fastmath={"reassoc"})
 
 
 def _wide(context: Any) -> Any:
