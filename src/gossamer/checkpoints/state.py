@@ -144,8 +144,7 @@ def _move_edges(bucket: BucketState, states: Mapping[str, State], worker: Worker
         if others.any() and not bucket.memory.inherit(states["memory"], others, worker.size):
             raise CheckpointError(
                 f"rank {worker.rank} has residuals of elements that another rank owns now: the checkpoint is of other buckets or of an "
-                f"older gossamer, and {bucket.memory} cannot take it over; give the dictionaries of all ranks: "
-                "load_state_dict([d0, d1, ...])"
+                f"older gossamer, and {bucket.memory} cannot take it over; give the dictionaries of all ranks: load_state_dict([d0, d1, ...])"
             )
 
 
@@ -287,8 +286,7 @@ def _shard_of(key: str, entries: Mapping[str, Tensor], bucket: BucketState, rank
         raise CheckpointError(
             f"the checkpoint's {key} is sharded, and the given dictionaries hold {filled} of the {layout.numel} elements that rank {rank} "
             f"owns of the bucket of {bucket.name!r}: give the dictionaries of all ranks, load_state_dict([d0, d1, ...]), or load "
-            "it with the buckets and parameter groups of the saved run; if a parameter was added just before saving, use another "
-            "checkpoint"
+            "it with the buckets and parameter groups of the saved run; if a parameter was added just before saving, use another checkpoint"
         )
     return shard
 

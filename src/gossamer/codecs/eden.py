@@ -57,10 +57,7 @@ class EDEN(Unbiased, SingleCodec):
     block: Annotated[int, Choice(256, 512, 1024, 2048, 4096)] = 1024
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.bits <= 6,
-            f"eden: bits must be between 1 and 6, got {self.bits}; for more use int8 or bf16",
-        )
+        require(1 <= self.bits <= 6, f"eden: bits must be between 1 and 6, got {self.bits}; for more use int8 or bf16")
         require(
             self.block & (self.block - 1) == 0 and ROTATED_LEAST <= self.block <= ROTATED_MOST,
             f"eden: block must be a power of two from {ROTATED_LEAST} to {ROTATED_MOST}, got {self.block}; use 1024",

@@ -62,14 +62,8 @@ class QSGD(Unbiased, FewBytes, SingleCodec, Levelled):
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.bits <= 8,
-            f"qsgd: bits must be between 1 and 8, got {self.bits}; for more use bf16 or fp32",
-        )
-        require(
-            self.bucket >= 1,
-            f"qsgd: bucket must be at least 1, got {self.bucket}; the paper uses 512 for 4 bits",
-        )
+        require(1 <= self.bits <= 8, f"qsgd: bits must be between 1 and 8, got {self.bits}; for more use bf16 or fp32")
+        require(self.bucket >= 1, f"qsgd: bucket must be at least 1, got {self.bucket}; the paper uses 512 for 4 bits")
 
         require(
             self.levels is None or (self.code == "rice" and 1 <= self.levels <= 127),

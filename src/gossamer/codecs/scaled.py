@@ -13,14 +13,7 @@ from gossamer.core.contracts import Context
 from gossamer.core.parts import require
 from gossamer.core.rng import Key
 from gossamer.core.wire import expect, take
-from gossamer.kernels.forms import (
-    Form,
-    bfloat16_tops,
-    float32_tops,
-    ocp_tops,
-    power_tops,
-    stretched,
-)
+from gossamer.kernels.forms import Form, bfloat16_tops, float32_tops, ocp_tops, power_tops, stretched
 from gossamer.kernels.small import LONGEST
 
 Scale = Literal["fp32", "bf16", "e8m0", "ocp"]

@@ -47,10 +47,7 @@ class Accordion(Controller):
     def __post_init__(self) -> None:
         require(self.epoch >= 1, f"accordion: epoch must be at least 1 step, got {self.epoch}")
         require(self.interval >= 1, f"accordion: interval must be at least 1 epoch, got {self.interval}")
-        require(
-            self.threshold > 0,
-            f"accordion: threshold must be positive, got {self.threshold}; the paper uses 0.5",
-        )
+        require(self.threshold > 0, f"accordion: threshold must be positive, got {self.threshold}; the paper uses 0.5")
         require(self.drop > 1, f"accordion: drop must be above 1, got {self.drop}; 2 means 'halved or less'")
 
     def reach(self, recipe: Any) -> Iterable[Any]:

@@ -205,8 +205,7 @@ def _read(node: ast.expr, names: Mapping[str, Callable[..., Any]]) -> Any:
             return _call(word, args, keywords, names)
         case _:
             raise RecipeError(
-                f"{shown(ast.unparse(node))} is not allowed in a recipe: "
-                "use only numbers, strings, tuples and calls of named parts."
+                f"{shown(ast.unparse(node))} is not allowed in a recipe: use only numbers, strings, tuples and calls of named parts."
             )
 
 

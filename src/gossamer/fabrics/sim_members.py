@@ -31,10 +31,7 @@ from gossamer.core.verbs import (
 from gossamer.fabrics.liveness.seats import BEAT, LOOK
 from gossamer.fabrics.sim import SimHandle, SimTask, Simulation
 
-NOBODY_HAS_THE_MODEL = (
-    "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there "
-    "is one"
-)
+NOBODY_HAS_THE_MODEL = "all ranks that held the model are lost, and the ranks that joined do not have it; restart the run, from a checkpoint if there is one"
 COMM = AllReduce | AllGather | AllToAll
 
 

@@ -51,12 +51,7 @@ class Hook(RunFacts):
     """
 
     def __init__(
-        self,
-        ddp_model: DistributedDataParallel,
-        worker: Worker,
-        fabric: TorchFabric,
-        scaler: Any,
-        meter: Meter,
+        self, ddp_model: DistributedDataParallel, worker: Worker, fabric: TorchFabric, scaler: Any, meter: Meter
     ) -> None:
         super().__init__(worker, fabric, meter)
         self.model, self.ignored = ddp_model.module, frozenset[str](ddp_model.parameters_to_ignore)

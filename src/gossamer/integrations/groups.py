@@ -120,7 +120,6 @@ def _of_mesh(mesh: DeviceMesh, size: int, group: "dist.ProcessGroup | None") -> 
     ranks = list(range(size)) if group is None else dist.get_process_group_ranks(group)
     if mesh.mesh.flatten().tolist() != ranks:
         raise AttachError(
-            f"nodes is a DeviceMesh of the ranks {mesh.mesh.tolist()}, but the ranks of the group are {ranks}, in this order; "
-            f"{NEIGHBOURS}"
+            f"nodes is a DeviceMesh of the ranks {mesh.mesh.tolist()}, but the ranks of the group are {ranks}, in this order; {NEIGHBOURS}"
         )
     return mesh.size(1)

@@ -26,12 +26,7 @@ from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each, w
 from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode
 from gossamer.kernels.sketch import sketch_encode, sketch_estimate
 from gossamer.kernels.small import small_decode, small_encode
-from gossamer.kernels.ternary import (
-    ternary_bytes,
-    ternary_decode,
-    ternary_encode,
-    ternary_levels,
-)
+from gossamer.kernels.ternary import ternary_bytes, ternary_decode, ternary_encode, ternary_levels
 from gossamer.kernels.warm import warmup
 
 __all__ = [

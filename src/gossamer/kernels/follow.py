@@ -10,12 +10,7 @@ from gossamer.kernels.layout import require_count, require_vector
 
 
 def follow(
-    model: Sequence[Tensor],
-    before: Tensor | float,
-    kept: Tensor,
-    came: Tensor | None,
-    w: float,
-    x: Tensor,
+    model: Sequence[Tensor], before: Tensor | float, kept: Tensor, came: Tensor | None, w: float, x: Tensor
 ) -> None:
     """x = (model - before) + kept + came;  model = x / w.
 

@@ -14,11 +14,7 @@ from gossamer.kernels.lanes import lanes_pack, lanes_unpack
 from gossamer.kernels.layout import Rotated, Rotation, plane_bytes
 from gossamer.kernels.levels import levels_decode, levels_encode, levels_most
 from gossamer.kernels.places import places_decode, places_encode
-from gossamer.kernels.quantise import (
-    bucket_norms,
-    quantise_decode,
-    quantise_encode,
-)
+from gossamer.kernels.quantise import bucket_norms, quantise_decode, quantise_encode
 from gossamer.kernels.scales import absmax, absmax_and_rms, absmax_and_std, divide
 from gossamer.kernels.select import scatter_add, sparse_mean, topk, topk_each
 from gossamer.kernels.sign import sign_bytes, sign_decode, sign_encode

@@ -45,10 +45,7 @@ class ErrorFeedback(ResidualMemory):
     decay: Annotated[float, Range(0.8, 1.0)] = 1.0
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.decay <= 1,
-            f"error_feedback: decay must lie in (0, 1], got {self.decay}; 1 loses nothing",
-        )
+        require(0 < self.decay <= 1, f"error_feedback: decay must lie in (0, 1], got {self.decay}; 1 loses nothing")
 
     @property
     def follows_rate(self) -> bool:

@@ -22,12 +22,7 @@ def pick(condition: Tensor | bool, yes: Tensor, no: Tensor) -> Tensor:
 
 
 def heal(
-    block: Bucket,
-    state: State,
-    messages: Sequence[Tensor],
-    weights: Sequence[float],
-    kept: float,
-    report: Report,
+    block: Bucket, state: State, messages: Sequence[Tensor], weights: Sequence[float], kept: float, report: Report
 ) -> tuple[Bucket, Sequence[Tensor]]:
     """The block and the messages to absorb. A message is a model times its weight; `kept` is what this rank's counts in "x".
 

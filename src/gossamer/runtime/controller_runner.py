@@ -241,8 +241,7 @@ def numbers(controller: Controller, block: Bucket, exchange: Exchange) -> Tensor
     wanted = controller.counts * (len(block.layout.segments) if controller.counts_each else 1)
     if own.numel() != wanted:
         raise GossamerError(
-            f"{controller} declares {wanted} number(s) for a bucket, and its `local` returned {own.numel()} for "
-            f"{block.name!r}"
+            f"{controller} declares {wanted} number(s) for a bucket, and its `local` returned {own.numel()} for {block.name!r}"
         )
     return own
 

@@ -73,8 +73,7 @@ def carry_over(old: Sequence[BucketState], new: Sequence[BucketState], size: int
     for bucket in new:
         for role in ROLES:
             bucket.states[role] = by_bucket(
-                bucket,
-                {k.removeprefix(f"{role}/"): v for k, v in everything.items() if k.startswith(f"{role}/")},
+                bucket, {k.removeprefix(f"{role}/"): v for k, v in everything.items() if k.startswith(f"{role}/")}
             )
 
 

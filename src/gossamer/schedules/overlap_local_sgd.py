@@ -64,10 +64,7 @@ class OverlapLocalSGD(Schedule):
             f"overlap_local_sgd: alpha must lie strictly between 0 and 1, got {self.alpha}: "
             "1 freezes the model, 0 never synchronises; the paper uses 0.6",
         )
-        require(
-            0 <= self.beta < 1,
-            f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7",
-        )
+        require(0 <= self.beta < 1, f"overlap_local_sgd: beta must lie in [0, 1), got {self.beta}; the paper uses 0.7")
 
     @cached_property
     def shape(self) -> Shape:

@@ -90,10 +90,7 @@ class QuorumRounds(Schedule, Elastic):
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"quorum_rounds: every must be at least 1 step, got {self.every}; 100 is usual")
-        require(
-            self.quorum >= 1,
-            f"quorum_rounds: quorum must be at least 1 rank, got {self.quorum}; 1 is usual",
-        )
+        require(self.quorum >= 1, f"quorum_rounds: quorum must be at least 1 rank, got {self.quorum}; 1 is usual")
         pieces.refuse_slots("quorum_rounds", self.fragments, self.fragments, self.every)
         require(
             0 <= self.overlap <= self.slot,

@@ -27,10 +27,7 @@ class Switch(Topology):
     after: Topology
 
     def __post_init__(self) -> None:
-        require(
-            self.rounds >= 1,
-            f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone",
-        )
+        require(self.rounds >= 1, f"switch: rounds must be 1 or more, got {self.rounds}; or use {self.after} alone")
 
     @property
     def alike(self) -> bool:

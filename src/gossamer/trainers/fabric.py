@@ -117,11 +117,7 @@ class FabricStrategy(WithRecipe, DDPStrategy):
             super().save_checkpoint(path, state, storage_options, dict(filter or {}))
 
     def load_checkpoint(
-        self,
-        path: str | Path,
-        state: Any = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
+        self, path: str | Path, state: Any = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Load the file; where it is loaded into the model and its optimizers, load the sidecars too."""
         rest = super().load_checkpoint(path, state, strict, weights_only)

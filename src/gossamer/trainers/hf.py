@@ -21,12 +21,7 @@ from gossamer.integrations.communicator import Communicator
 from gossamer.recipe import Recipe
 from gossamer.trainers import sidecars
 from gossamer.trainers.attached_run import AttachedRun
-from gossamer.trainers.hf_checks import (
-    refuse_local_sgd,
-    refuse_options,
-    refuse_trainer,
-    warn_of_gathers,
-)
+from gossamer.trainers.hf_checks import refuse_local_sgd, refuse_options, refuse_trainer, warn_of_gathers
 from gossamer.trainers.releases import TRANSFORMERS, refuse_release
 
 refuse_release(__name__, transformers.__version__, TRANSFORMERS)

@@ -22,8 +22,7 @@ def fits(part: Any, binding: Binding, betas: tuple[float, float], eps: float) ->
         is_one = isinstance(optimizer, torch.optim.Optimizer)  # pyright: ignore[reportUnnecessaryIsInstance]  (or a stand-in)
         if is_one and not isinstance(optimizer, FAMILY):
             raise AttachError(
-                f"{part} computes Adam's steps, and {kind} would change them; use torch.optim.AdamW, or torch.optim.SGD "
-                "without momentum"
+                f"{part} computes Adam's steps, and {kind} would change them; use torch.optim.AdamW, or torch.optim.SGD without momentum"
             )
         if isinstance(optimizer, torch.optim.SGD):
             binding.refuse_momentum(part, betas[0])

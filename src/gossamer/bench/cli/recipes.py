@@ -46,8 +46,7 @@ def recipes(
 
 
 def workloads(
-    imports: Imports = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    imports: Imports = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """List the workloads, with the size of each model and its quality metric."""
     rows = list_cache.workloads()

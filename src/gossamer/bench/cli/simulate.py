@@ -59,8 +59,7 @@ def simulate_command(
         typer.Option("--free-work", help="Charge nothing for encoding and decoding, so that times repeat exactly."),
     ] = False,
     events: Annotated[
-        str | None,
-        typer.Option(help="What goes wrong: a TOML file of events, or 'random:SEED'; see docs/simulator."),
+        str | None, typer.Option(help="What goes wrong: a TOML file of events, or 'random:SEED'; see docs/simulator.")
     ] = None,
     save_every: Annotated[
         int, typer.Option(min=1, help="Steps between checkpoints, where events take ranks away or bring them.")

@@ -77,11 +77,7 @@ def plan_ranks(hosts: int, per_host: int) -> list[dict[str, Any]]:
     return [
         {
             "host": rank // per_host,
-            "environment": {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank % per_host),
-                "GROUP_RANK": str(rank // per_host),
-            },
+            "environment": {"RANK": str(rank), "LOCAL_RANK": str(rank % per_host), "GROUP_RANK": str(rank // per_host)},
         }
         for rank in range(hosts * per_host)
     ]

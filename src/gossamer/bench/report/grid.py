@@ -37,10 +37,7 @@ class Grid:
 
 
 def grid_of(
-    plan: TrainingPlan,
-    work: WorkSource,
-    tell: Callable[[str], None] = lambda name: None,
-    rates: Sequence[float] = (),
+    plan: TrainingPlan, work: WorkSource, tell: Callable[[str], None] = lambda name: None, rates: Sequence[float] = ()
 ) -> Grid:
     """Replay what a plan has rows for and does not simulate. Recipes are cut into pieces once for each number of hosts.
 

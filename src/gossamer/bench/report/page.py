@@ -62,12 +62,7 @@ def data(study: Study) -> dict[str, Any]:
         "charts": [asdict(chart) for chart in charts(study)],
         "rows": [
             {name: value for name, value in vars(row).items() if name != "run"}
-            | {
-                "name": row.run.name,
-                "logical": row.run.logical_bytes,
-                "wire": row.run.sent,
-                "nic": row.run.nic_bytes,
-            }
+            | {"name": row.run.name, "logical": row.run.logical_bytes, "wire": row.run.sent, "nic": row.run.nic_bytes}
             for row in study.rows
         ],
     }

@@ -112,8 +112,7 @@ class FabricSession:
         """Start a program on a comm thread."""
         if name not in self.lanes:
             raise ValueError(
-                f"comm thread {name!r} is not open; open are {', '.join(self.lanes)}. Call open_lane({name!r}) on all ranks "
-                "first"
+                f"comm thread {name!r} is not open; open are {', '.join(self.lanes)}. Call open_lane({name!r}) on all ranks first"
             )
         lane = self.lanes[name]
         task = Task(program, label, step, lane.thread, by_itself)

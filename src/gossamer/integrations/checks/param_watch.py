@@ -63,10 +63,7 @@ class ParamWatch:
 def _gone(name: str, now: Tensor | None) -> str:
     """Return the error text for a parameter that is no longer in the model."""
     if now is None:
-        return (
-            f"parameter {name!r} was removed from the model after attach; detach() and attach again "
-            "when the model is complete"
-        )
+        return f"parameter {name!r} was removed from the model after attach; detach() and attach again when the model is complete"
     if type(now).__name__ == "DTensor":
         return (
             f"parameter {name!r} was sharded after attach (fully_shard or tensor parallelism), which gossamer does not "

@@ -52,15 +52,7 @@ def unit_of(scale: np.float32, weight: np.float32, top: np.float32) -> np.float3
 
 @kernel
 def round_codes(
-    x: Floats,
-    a: int,
-    b: int,
-    gain: np.float32,
-    top: np.int32,
-    base: np.int32,
-    key: Start,
-    out: Bytes,
-    begin: int,
+    x: Floats, a: int, b: int, gain: np.float32, top: np.int32, base: np.int32, key: Start, out: Bytes, begin: int
 ) -> None:
     """out[begin:] = (clamp(int32(x[a:b] * gain), -top, top) + base + fraction) >> 23; NaN ends at the top.
 
@@ -95,14 +87,7 @@ _put, _add = _reader(True), _reader(False)
 
 @kernel
 def read_codes(
-    codes: Bytes,
-    begin: int,
-    shift: np.int32,
-    unit: np.float32,
-    out: Floats,
-    a: int,
-    b: int,
-    anew: bool,
+    codes: Bytes, begin: int, shift: np.int32, unit: np.float32, out: Floats, a: int, b: int, anew: bool
 ) -> None:
     """out[a:b] = unit * (codes[begin:] - shift), or adds that."""
     inlined()
