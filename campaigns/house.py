@@ -8,7 +8,7 @@
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 SMALL = 60  # lines
@@ -22,12 +22,14 @@ LOOP = ("Averages", "Messages", "OptimizerView", "Ranks", "RecordView")
 
 
 class House:
-    """A checkout's sources, parsed once."""
+    """A checkout's sources, parsed and walked through once."""
 
     def __init__(self, root: Path) -> None:
         self.source = root / "src" / "gossamer"
         self.texts = {p.relative_to(self.source).as_posix(): p.read_text() for p in sorted(self.source.rglob("*.py"))}
         self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+        # Most figures look at all nodes, and to walk through the trees takes over a second.
+        self.nodes = {name: [*ast.walk(tree)] for name, tree in self.trees.items()}
 
     # -- sizes -------------------------------------------------------------------------------------------------------
 
@@ -57,8 +59,8 @@ class House:
     def classes(self) -> dict[str, list[str]]:
         """The files of each class name."""
         out = dict[str, list[str]]()
-        for name, tree in self.trees.items():
-            for node in ast.walk(tree):
+        for name, nodes in self.nodes.items():
+            for node in nodes:
                 if isinstance(node, ast.ClassDef):
                     out.setdefault(node.name, []).append(name)
         return out
@@ -97,10 +99,10 @@ class House:
     def long_signatures(self) -> list[str]:
         """Functions with more than 6 parameters outside of the front doors, the command line, parts and presets."""
         out = list[str]()
-        for name, tree in self.trees.items():
+        for name, nodes in self.nodes.items():
             if name.startswith(("bench/cli/", "recipes/")):
                 continue
-            for node in ast.walk(tree):
+            for node in nodes:
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
                     count = len([a for a in named if a.arg not in ("self", "cls")])
@@ -126,7 +128,7 @@ class House:
 
     def circles(self) -> list[list[str]]:
         """Groups of modules that import one another, counting lazy imports and those for types."""
-        graph = {name: {*_imports(tree, self.texts)} - {name} for name, tree in self.trees.items()}
+        graph = {name: {*_imports(nodes, self.texts)} - {name} for name, nodes in self.nodes.items()}
         return sorted(sorted(group) for group in _components(graph) if len(group) > 1)
 
     def duplicates(self) -> list[tuple[str, str]]:
@@ -155,8 +157,8 @@ def _is_code(line: str) -> bool:
     return len(stripped) > 3 and not stripped.startswith(("#", "import ", "from ", '"""', "@"))
 
 
-def _imports(tree: ast.AST, files: dict[str, str]) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(nodes: Iterable[ast.AST], files: dict[str, str]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gossamer"):
             base = node.module.removeprefix("gossamer").lstrip(".").replace(".", "/")
             for alias in node.names:

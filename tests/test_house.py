@@ -6,6 +6,7 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ MAY_TOUCH_THE_NETWORK = {"checkpoints", "fabrics", "integrations", "bench/compar
 HOUSE = House(ROOT)
 
 
-def imported(tree: ast.Module) -> set[str]:
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
     names = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -31,8 +32,8 @@ def imported(tree: ast.Module) -> set[str]:
 
 def test_algorithms_never_touch_torch_distributed_and_nothing_is_pickled() -> None:
     """But DCP pickles its metadata, which one module reads with nothing that it could run."""
-    for name, tree in HOUSE.trees.items():
-        place, names = Path(name), imported(tree)
+    for name, nodes in HOUSE.nodes.items():
+        place, names = Path(name), imported(nodes)
         touches = any(n == "torch.distributed" or n.startswith("torch.distributed.") for n in names)
         room = "/".join(place.parts[:2]) if place.parts[0] == "bench" else place.parts[0]
         assert not touches or room in MAY_TOUCH_THE_NETWORK, place
@@ -108,10 +109,10 @@ MADE_OF_FLOATS = {"zeros", "ones", "empty", "full", "rand", "randn", "eye", "lin
 MADE_OF_WHAT_IS_GIVEN = {"tensor", "as_tensor", "arange", "scalar_tensor"}
 
 
-def without_a_type(name: str, tree: ast.Module) -> list[str]:
+def without_a_type(name: str, nodes: Iterable[ast.AST]) -> list[str]:
     """Calls that make a tensor of the default type, which is the user's to set."""
     found = list[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         made, of = node.func.attr, node.func.value
@@ -129,7 +130,7 @@ def has_floats(call: ast.Call) -> bool:
 
 
 def test_whoever_makes_a_tensor_of_floats_says_of_which_type() -> None:
-    assert [line for name, tree in HOUSE.trees.items() for line in without_a_type(name, tree)] == []
+    assert [line for name, nodes in HOUSE.nodes.items() for line in without_a_type(name, nodes)] == []
 
 
 # Names that said nothing to a reader who knows PyTorch and the papers; what they are called now is what the code says.
