@@ -59,8 +59,9 @@ def test_the_pages_of_trainers_say_the_same_versions() -> None:
 def looked_up() -> set[tuple[str, str]]:
     """Every name that a module looks up by `private_name`, and the module."""
     found = set[tuple[str, str]]()
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    texts = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+    for path in (path for path, text in texts.items() if "private_name" in text):
+        for node in ast.walk(ast.parse(texts[path])):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "private_name":
                 name = node.args[1]
                 assert isinstance(name, ast.Constant), f"{path}, line {node.lineno}: the name must be written out"
