@@ -56,11 +56,19 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def pulled(model: nn.Module, rank: int, step: int) -> float:
     """Towards zero, with noise that follows from rank and step."""
-    rng, loss = torch.Generator().manual_seed(1000 * rank + step), 0.0
-    for p in model.parameters():
-        p.grad = p.detach() + 0.1 * torch.randn(p.shape, generator=rng)
+    parameters = [*model.parameters()]
+    (winds, error), loss = _noise(rank, step, tuple(p.shape for p in parameters)), 0.0
+    for p, wind in zip(parameters, winds, strict=True):
+        p.grad = p.detach() + wind
         loss += 0.5 * float(p.detach().square().mean())
-    return loss + 0.02 * float(torch.randn((), generator=rng))
+    return loss + error
+
+
+@cache  # runs of all tests are pulled alike
+def _noise(rank: int, step: int, shapes: tuple[torch.Size, ...]) -> tuple[list[Tensor], float]:
+    rng = torch.Generator().manual_seed(1000 * rank + step)
+    winds = [0.1 * torch.randn(shape, generator=rng) for shape in shapes]
+    return winds, 0.02 * float(torch.randn((), generator=rng))
 
 
 def alike(rank: int, step: int) -> float:
