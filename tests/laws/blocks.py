@@ -1,6 +1,7 @@
 """Awkward blocks, and contexts to encode them from."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -25,7 +26,13 @@ FILLED = [name for name, shapes in SHAPES.items() if torch.zeros(Layout.of(shape
 
 
 def block(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> Bucket:
-    """Normal numbers in these shapes, zeros in the parameter called zero."""
+    """Normal numbers in these shapes, zeros in the parameter called zero. A copy, for some tests write over it."""
+    drawn = _drawn(name, dtype, seed)
+    return drawn.like(drawn.flat.clone())
+
+
+@cache  # each law asks for the same few, for every codec
+def _drawn(name: str, dtype: torch.dtype, seed: int) -> Bucket:
     layout = Layout.of(SHAPES[name], dtype)
     flat = torch.randn(layout.numel, generator=torch.Generator().manual_seed(1000 + seed), dtype=dtype)
     made = Bucket(flat, layout)

@@ -30,13 +30,16 @@ class Odd(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        rng = torch.Generator().manual_seed(1)
-        self.matrix = nn.Parameter(torch.randn(17, 13, generator=rng))
-        self.turned = nn.Parameter(torch.randn(12, 10, generator=rng).t())
-        self.empty = nn.Parameter(torch.zeros(0, 3))
-        self.still = nn.Parameter(torch.randn(5, generator=rng))
-        self.bias = nn.Parameter(torch.randn(7, generator=rng))
-        self.scale = nn.Parameter(torch.randn((), generator=rng))
+        matrix, turned, still, bias, scale = (nn.Parameter(drawn.clone()) for drawn in _odd(torch.get_default_dtype()))
+        self.matrix, self.turned, self.empty = matrix, turned, nn.Parameter(torch.zeros(0, 3))
+        self.still, self.bias, self.scale = still, bias, scale
+
+
+@cache  # tens of thousands of ranks have one
+def _odd(dtype: torch.dtype) -> list[Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    matrix, turned = torch.randn(17, 13, generator=rng, dtype=dtype), torch.randn(12, 10, generator=rng, dtype=dtype).t()
+    return [matrix, turned, *(torch.randn(shape, generator=rng, dtype=dtype) for shape in ((5,), (7,), ()))]
 
 
 class Flat(nn.Module):
