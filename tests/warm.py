@@ -17,3 +17,4 @@ for name in ("torch.distributed.checkpoint", "torch.distributed.fsdp"):
     importlib.import_module(name)
 gc.freeze()
 atexit.register(gc.unfreeze)  # some libraries count what is left of them in the end
+gc.set_threshold(10_000)  # as in the process of the tests

@@ -99,6 +99,7 @@ def _load() -> None:
     device.install()
     gc.collect()
     gc.freeze()  # what all ranks begin with need not be looked through in each of them
+    gc.set_threshold(10_000)  # as in the process of the tests
     warnings.simplefilter("error")
 
 
