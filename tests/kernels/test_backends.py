@@ -31,8 +31,21 @@ kernels.warmup()
 """
 
 
+LOADED = """
+import os, sys, torch, gossamer.kernels as kernels
+for folder in sys.argv[1:]:
+    if os.fork() == 0:
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(folder + "/" + name, os.O_WRONLY | os.O_CREAT), number)
+        sys.path.insert(0, folder)
+        break
+    print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+else:
+    sys.exit()
+"""
+
+
 BROKEN_NUMBA = """
-import torch, gossamer.kernels as kernels
 from gossamer.bench.cli import doctor
 x = torch.tensor([1.0, -3.0])
 print(kernels.absmax(x, (0, 2)).item(), kernels.divide(x, 2).item())
@@ -47,20 +60,30 @@ def test_numba_is_optional():
     subprocess.run([sys.executable, "-W", "error", "-c", head + WITHOUT_NUMBA], check=True, timeout=300)
 
 
-@pytest.mark.parametrize(
-    "error",
-    ["ImportError('Numba needs NumPy 2.2 or less')", "SystemError('initialization failed')", "OSError('llvmlite')"],
-)
-def test_a_numba_that_cannot_be_imported_is_told_of_once_and_not_used(tmp_path, error):
-    (tmp_path / "numba").mkdir()
-    (tmp_path / "numba" / "__init__.py").write_text(f"raise {error}\n")
-    head = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n"
-    command = [sys.executable, "-c", head + BROKEN_NUMBA]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+BROKEN = ["ImportError('Numba needs NumPy 2.2 or less')", "SystemError('initialization failed')", "OSError('llvmlite')"]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """How a program ends with each of them, and what it prints and warns of: forks of one that has loaded torch."""
+    folders = {error: tmp_path_factory.mktemp("broken") for error in BROKEN}
+    for error, folder in folders.items():
+        (folder / "numba").mkdir()
+        (folder / "numba" / "__init__.py").write_text(f"raise {error}\n")
+    program = f"import sys; sys.path[:0] = {sys.path!r}\n{LOADED}{BROKEN_NUMBA}"
+    command = [sys.executable, "-c", program, *map(str, folders.values())]
+    codes = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.split()
+    said = [[(folder / name).read_text() for name in ("out", "err")] for folder in folders.values()]
+    return {error: (code, *words) for error, code, words in zip(BROKEN, codes, said, strict=True)}
+
+
+@pytest.mark.parametrize("error", BROKEN)
+def test_a_numba_that_cannot_be_imported_is_told_of_once_and_not_used(ended, error):
+    code, out, err = ended[error]
     cause = error.replace("('", ": ").removesuffix("')")
     told = f"plain torch, which is slower; numba cannot be used ({cause}): pip install --upgrade numba"
-    assert (done.returncode, done.stdout.splitlines()) == (0, ["3.0 1.5", told]), done.stderr
-    assert done.stderr.count("RuntimeWarning") == done.stderr.count(f"cannot be used ({cause})") == 1, done.stderr
+    assert (code, out.splitlines()) == ("0", ["3.0 1.5", told]), err
+    assert err.count("RuntimeWarning") == err.count(f"cannot be used ({cause})") == 1, err
 
 
 def test_a_user_without_a_home_has_a_temporary_cache_of_kernels(monkeypatch, tmp_path):
