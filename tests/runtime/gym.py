@@ -38,8 +38,9 @@ class Odd(nn.Module):
 @cache  # tens of thousands of ranks have one
 def _odd(dtype: torch.dtype) -> list[Tensor]:
     rng = torch.Generator().manual_seed(1)
-    matrix, turned = torch.randn(17, 13, generator=rng, dtype=dtype), torch.randn(12, 10, generator=rng, dtype=dtype).t()
-    return [matrix, turned, *(torch.randn(shape, generator=rng, dtype=dtype) for shape in ((5,), (7,), ()))]
+    shapes = (17, 13), (12, 10), (5,), (7,), ()
+    matrix, turned, *others = (torch.randn(shape, generator=rng, dtype=dtype) for shape in shapes)
+    return [matrix, turned.t(), *others]
 
 
 class Flat(nn.Module):
