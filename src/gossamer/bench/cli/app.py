@@ -59,7 +59,7 @@ HELP = {  # each line equals the first line of the command's own help; a test co
         "List recipes or parts, or explain one: what it is made of and sends, when to use it, and what it refuses."
     ),
     "explain": (
-        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model."
+        "Follow a recipe by hand: its messages, their bytes and the state of every rank, on a few ranks with a tiny model."
     ),
     "workloads": "List the workloads, with the size of each model and its quality metric.",
     "goodput": (

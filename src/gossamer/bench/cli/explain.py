@@ -20,7 +20,7 @@ def explain(
     imports: Imports = None,
     force: Force = False,
 ) -> None:
-    """Follow a recipe by hand: its messages, their bytes and the state of every rank, on three ranks with a tiny model.
+    """Follow a recipe by hand: its messages, their bytes and the state of every rank, on a few ranks with a tiny model.
 
     Gradients are made up. Steps without messages take one line.
     """

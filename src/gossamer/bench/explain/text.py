@@ -16,7 +16,7 @@ Rows = list[tuple[str, str, str]]  # whose, what, and the numbers
 def as_text(told: Explained) -> str:
     """
     >>> from gossamer.bench.explain import explain
-    >>> print(as_text(explain("allreduce")).partition("ExplainedStep 2")[0])  # doctest: +ELLIPSIS
+    >>> print(as_text(explain("allreduce")).partition("Step 2")[0])  # doctest: +ELLIPSIS
     allreduce(fp32())
     3 ranks, 8 parameters (bias 2, weight 2 x 3), SGD of rate 0.5
     <BLANKLINE>
