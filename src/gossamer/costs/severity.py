@@ -52,10 +52,10 @@ class Bearable(NamedTuple):
         """
         return (
             f"{BUSY:.0%}".replace("%", " %")
-            + f" busy up to S = {_said(self.plain)}, with full overlap {_said(self.overlapped)}"
+            + f" busy up to S = {two_digits(self.plain)}, with full overlap {two_digits(self.overlapped)}"
         )
 
 
-def _said(number: float) -> str:
+def two_digits(number: float) -> str:
     """With two digits, never in powers of ten."""
     return f"{float(f'{number:.2g}'):g}" if number < 1e6 else f"{number:,.0f}"

@@ -62,6 +62,12 @@ def test_it_says_no_on_a_fast_one(say: Say) -> None:
 
 
 @pytest.mark.usefixtures("unrehearsed")
+def test_a_severity_has_two_digits_and_no_power_of_ten(say: Say) -> None:
+    _, out, _ = say(*GPT2, "qsgd", "--rate", "50mbit")
+    assert ", nccl; severity 230.\n" in out
+
+
+@pytest.mark.usefixtures("unrehearsed")
 def test_a_sharded_model_of_seven_billion_is_planned_from_its_shapes(say: Say) -> None:
     code, out, _ = say(
         "plan", "llama-7b", "qsgd", "local_sgd(32)", "--shard", "8", "--nodes", "4", "--gpus", "8", "--rate", "25gbit",

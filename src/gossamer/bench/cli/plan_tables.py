@@ -14,7 +14,7 @@ from gossamer.bench.cli.console import columns, console, fits, print_table
 from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
 from gossamer.costs.quantities import say_money, say_rate, say_seconds, say_size
-from gossamer.costs.severity import severity
+from gossamer.costs.severity import severity, two_digits
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.peak import PeakMemory
@@ -56,7 +56,7 @@ def _setting(plan: TrainingPlan) -> str:
     return (
         f"{model.name}: {model.numel / 1e6:.3g} M parameters in {model.dtype}, {say_seconds(model.computing)} of computing a step; {hosts}"
         f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
-        f"{cluster.backend}; severity {_severity(plan):.2g}."
+        f"{cluster.backend}; severity {two_digits(_severity(plan))}."
     )
 
 

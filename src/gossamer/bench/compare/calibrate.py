@@ -19,6 +19,7 @@ from gossamer.core.errors import PeerError
 from gossamer.costs import Cluster, Hosts, severity
 from gossamer.costs.cluster import INSIDE, WorkTable
 from gossamer.costs.quantities import say_rate, say_seconds
+from gossamer.costs.severity import two_digits
 from gossamer.planning.plan import LINE_UP
 from gossamer.planning.work import MeasuredWork
 from gossamer.planning.work_tables import measure_tables
@@ -112,7 +113,7 @@ class Calibration:
 
 
 def say_severity(of_a_million: float) -> str:
-    return f"{of_a_million:.2g} for each million parameters, over the seconds that a step computes"
+    return f"{two_digits(of_a_million)} for each million parameters, over the seconds that a step computes"
 
 
 def _share(value: float) -> float:
