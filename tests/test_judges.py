@@ -62,3 +62,13 @@ def test_gradients_are_within_what_pytorch_s_own_hooks_may_err_by(gang2: Gang) -
         assert parity <= 1
         assert all(error <= 1 for error in powers.values()), powers
         assert coarse > 1  # two bits are refused
+
+
+def test_the_judge_of_hooks_starts_two_ranks_as_pytorch_s_tests_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four, the largest of the powers is beyond what 8 bits may err by."""
+    started: list[int] = []
+    monkeypatch.setattr(ddp_hooks, "start_ranks", lambda count, port: started.append(count) or 0)
+    monkeypatch.setattr(sys, "argv", ["judge"])
+    with pytest.raises(SystemExit):
+        ddp_hooks.main()
+    assert started == [2]

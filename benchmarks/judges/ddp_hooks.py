@@ -1,6 +1,6 @@
 """PyTorch's own judge of DDP's communication hooks, put to recipes: gradients that are known, within its tolerances.
 
-python benchmarks/judges/ddp_hooks.py [RECIPE ...] [--ranks 4]
+python benchmarks/judges/ddp_hooks.py [RECIPE ...] [--ranks 2]
 
 The figures are those of `_test_ddp_hook_parity` in torch/testing/_internal/distributed/distributed_test.py of PyTorch 2.13, where
 `default.allreduce_hook`, `powerSGD_hook` of rank 1 and `post_localSGD_hook` must pass: `Linear(1, 5)`, one sample, which is the
@@ -83,7 +83,7 @@ def error_of_powers(recipe: str, allowed: tuple[float, float] | None = None) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="*", default=MUST_PASS)
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", action="store_true", help="set by the program itself")
     args = parser.parse_args()
     if not args.rank:
