@@ -41,7 +41,7 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
 except ImportError as error:
     raise ImportError(
-        f"gossamer.trainers.accelerate needs accelerate: pip install 'gossamer[accelerate]' ({error})"
+        f"gossamer.trainers.accelerate needs accelerate: pip install '.[accelerate]' in the clone ({error})"
     ) from error
 
 SHARDS = "gossamer"  # in the folder of save_state: a model that FSDP2 shards, and all that ranks hold of it

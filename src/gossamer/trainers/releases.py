@@ -14,7 +14,7 @@ class Served(NamedTuple):
 
     def __str__(self) -> str:
         first, end = (".".join(map(str, numbers)) for numbers in (self.first, self.end))
-        return f"the package {self.package}, version {first} or a later one below {end}: pip install 'gossamer[{self.extra}]'"
+        return f"the package {self.package}, version {first} or a later one below {end}: pip install '.[{self.extra}]' in the clone"
 
 
 ACCELERATE = Served("accelerate", (1, 15), (2,), "accelerate")

@@ -91,7 +91,7 @@ def test_it_says_why_there_can_be_no_lab(examine: Say, monkeypatch: pytest.Monke
     ("backend", "installed", "words"),
     [
         ("numba", True, "numba "),
-        ("torch", False, "plain torch, which is slower; for numba: pip install 'gossamer[fast]'"),
+        ("torch", False, "plain torch, which is slower; for numba: pip install '.[fast]' in the clone"),
         ("torch", True, "plain torch, which is slower"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The command line; `pip install 'gossamer[cli]'` installs its dependencies."""
+"""The command line; `pip install '.[cli]'` in the clone installs its dependencies."""
 
 import errno
 import io
@@ -50,7 +50,7 @@ def _run() -> int:
         import rich  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import typer  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        print(f"the command line needs {error.name}: pip install 'gossamer[cli]'", file=sys.stderr)
+        print(f"the command line needs {error.name}: pip install '.[cli]' in the clone", file=sys.stderr)
         return 1
     from gossamer.bench.cli.app import run
 

@@ -36,7 +36,7 @@ from gossamer.costs.quantities import say_rate
 from gossamer.kernels.backends import chosen, numba_fault
 
 BACKENDS = ("gloo", "nccl", "ucc", "mpi")
-COMPILERS = {"cpu": ("numba", "pip install 'gossamer[fast]'"), "cuda": ("triton", "pip install 'gossamer[gpu]'")}
+COMPILERS = {"cpu": ("numba", "fast"), "cuda": ("triton", "gpu")}  # and the extra that installs it
 NAMES = {"cpu": "CPU", "cuda": "GPU"}
 KERNELS = ("ternary.encode", "ternary.decode", "quantise4.encode", "quantise4.decode")
 CLUSTER = files.FileKind("cluster file", (b"format = ",))
@@ -208,14 +208,14 @@ def _rows(found: Found) -> list[tuple[str, str]]:
 
 
 def _compiler(device: str, name: str) -> str:
-    package, cure = COMPILERS[device]
+    package, extra = COMPILERS[device]
     if name == package:
         try:
             return f"{package} {version(package)}"
         except PackageNotFoundError:  # torch for ROCm, and its nightlies, bring triton under another name
             return package
     if importlib.util.find_spec(package) is None:
-        return f"plain torch, which is slower; for {package}: {cure}"
+        return f"plain torch, which is slower; for {package}: pip install '.[{extra}]' in the clone"
     fault = numba_fault() if package == "numba" else None
     why = f"; numba cannot be used ({fault}): pip install --upgrade numba" if fault else ""
     return f"plain torch, which is slower{why}"

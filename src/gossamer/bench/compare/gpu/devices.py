@@ -31,9 +31,7 @@ def _card(spec: CheckSpec, placement: Placement) -> Finding:
 
 def _triton(spec: CheckSpec, placement: Placement) -> Finding:
     if find_spec("triton") is None:
-        why = (
-            "Triton is not installed, so codecs run as torch operations, which are slower: pip install 'gossamer[gpu]'"
-        )
+        why = "Triton is not installed, so codecs run as slower torch operations: pip install '.[gpu]' in the clone"
         return Finding(spec.title, "triton", "left out", why)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
