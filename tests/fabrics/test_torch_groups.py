@@ -118,6 +118,7 @@ def differs(rank: int, size: int, kind: str) -> tuple[str, str, float]:
     """Rank 3 asks something else of its group; the others' is in order."""
     fabric = TorchFabric(deadline=AMPLE)
     fabric.form(HALVES)
+    dist.barrier()  # or the error of one half would find the other still forming its group
     odd, mine = rank == 3, HALVES[rank // 2]
     wire = torch.zeros(20 if odd else 10, dtype=torch.uint8)
     programs: dict[str, Program[Any]] = {
