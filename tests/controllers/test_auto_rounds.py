@@ -50,8 +50,8 @@ def test_rounds_that_the_user_names_are_tried_for_whole_rounds_and_left_again_on
     assert f"auto tries {ROUNDS} from step 5" in words(run)
     assert "auto tries dense from step 49" in words(run)  # the round of one step, and five whole ones
     said = words(run)[-1]
-    assert said.startswith(f"auto: {ROUNDS} from step 58: ")
-    same = "allreduce + switch_exchange(57, scatter(qsgd()), schedule=local_sgd(8))"
+    assert said.startswith(f"auto: {ROUNDS} from step 60: ")
+    same = "allreduce + switch_exchange(59, scatter(qsgd()), schedule=local_sgd(8))"
     assert said.endswith(f"; qsgd 129 ms; as '{same}'. Allowed: qsgd, {ROUNDS}")
     assert words(run, 1) == words(run)
     measured, guess = float(said.split()[7]), float(said.split("predicted ")[1].split()[0])

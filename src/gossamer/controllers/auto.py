@@ -30,7 +30,7 @@ class Auto(Controller):
     and take the candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted after step 3 to take
     a quarter of dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each
     candidate, and if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each (the second
-    for two, if both take longer than the first's did), and after each of them dense does, if it was not 1.5 times slower before
+    for four, if all take longer than the first's did), and after each of them dense does, if it was not 1.5 times slower before
     than this one, or than a faster one. A candidate comes in force if its median of the slowest rank's steps is `gain` below
     dense's and the two intervals (of 90 %) part. All this takes 60 steps at most.
 

@@ -122,10 +122,11 @@ class AutoSearch(AutoWatch):
         """A trial has ended: the next one, or the choice."""
         if self._place() != self.kept.all("place"):
             return self._measure_anew(ELSEWHERE)
-        has_begun = self.number != ON_DENSE and self.kept.whole("rows") == FEW
+        rows = self.kept.whole("rows")
+        has_begun = self.number != ON_DENSE and rows in (FEW, LEAST)
         seen = timing_of(_last(self.facts.times, TRIED), FEW if has_begun or self.number == ON_DENSE else LEAST)
         if has_begun and not self._falls_behind(seen.steps.low):
-            self._window(self.number, TRIED, TRIED - FEW)
+            self._window(self.number, TRIED, TRIED - rows)
             return self.number
         if not seen.steps.known:
             return self._again()
@@ -217,9 +218,10 @@ class AutoSearch(AutoWatch):
         if not self._may_follow(number):
             number, rows = ON_DENSE, FEW
         self.kept.write_all("turns", [*self.kept.all("turns"), number])
-        is_known = self.options.steps is not None or Trials(self.kept).fastest_beside(number) < inf
-        if number != ON_DENSE and is_known and not round_of(self.recipe_of(number).schedule):
-            rows = FEW  # and the others if these do not show that it falls behind
+        averages = not round_of(self.recipe_of(number).schedule)
+        if number != ON_DENSE and averages:  # few at first, and the others if it does not fall behind
+            is_second = Trials(self.kept).fastest_beside(number) < inf
+            rows = LEAST if is_second else FEW if self.options.steps is not None else rows
         self._window(number, rows, rows + 1)
         return self._adopt(number, tells=True)
 
