@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import ceil, prod, sqrt
 from typing import Any
 
@@ -73,7 +73,7 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, recipe, programs.buckets)
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
     try:
-        held = unit * _at_size(rehearsal.multiple, programs.size, per_node)
+        held = unit * _at_size(partial(_multiple, rehearsal), programs.size, per_node)
     except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
         return PeakMemory(*training, keeps, float(model.wide * model.numel), is_least=True)
     return PeakMemory(*training, keeps, max(held - 2 * unit - keeps, 0.0))
@@ -99,7 +99,6 @@ class _Rehearsal:
     recipe: Recipe = field(compare=False)
     buckets: Sequence[BucketState] = field(compare=False)
 
-    @lru_cache(maxsize=1024)  # noqa: B019  a plan asks as often as it has rates and latencies
     def multiple(self, size: int) -> float:
         """The most live bytes, in multiples of the model's own."""
         real = len(self.buckets)
@@ -148,6 +147,12 @@ class _Rehearsal:
         return BucketState(
             layout, tuple(params.values()), like.exchange, like.memory, shift, like.fragment, like.group, size
         )
+
+
+@lru_cache(maxsize=1024)
+def _multiple(rehearsal: _Rehearsal, size: int) -> float:
+    """As often as a plan asks at other rates and latencies, a rank is rehearsed once."""
+    return rehearsal.multiple(size)
 
 
 def _merged(buckets: Sequence[BucketState], count: int) -> list[list[BucketState]]:
