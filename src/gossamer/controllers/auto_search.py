@@ -123,7 +123,7 @@ class AutoSearch(AutoWatch):
         if self._place() != self.kept.all("place"):
             return self._measure_anew(ELSEWHERE)
         rows = self.kept.whole("rows")
-        has_begun = self.number != ON_DENSE and rows in (FEW, LEAST)
+        has_begun = self.number != ON_DENSE and rows in (FEW, LEAST)  # its first steps are over
         seen = timing_of(_last(self.facts.times, TRIED), FEW if has_begun or self.number == ON_DENSE else LEAST)
         if has_begun and not self._falls_behind(seen.steps.low):
             self._window(self.number, TRIED, TRIED - rows)
@@ -166,10 +166,9 @@ class AutoSearch(AutoWatch):
         """True if a trial whose steps all took at least so long is behind another one; or behind dense, so that it would cost too much
         in the end.
         """
-        trials = Trials(self.kept)
-        if least > trials.fastest_beside(self.number):
-            return True
-        return least > trials.dense_before.middle and self._is_dear(trials, WindowMedian(least, least, least))
+        trials, taken = Trials(self.kept), WindowMedian(least, least, least)
+        is_behind_dense = least > trials.dense_before.middle
+        return least > trials.fastest_beside(self.number) or (is_behind_dense and self._is_dear(trials, taken))
 
     def _is_dear(self, trials: Trials, *under_way: WindowMedian) -> bool:
         """True if trials so far took more time than dense would have, by their share of the run."""
