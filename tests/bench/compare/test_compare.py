@@ -36,10 +36,13 @@ def test_the_baseline_sets_the_quality_and_the_others_train_on_until_they_have_i
         assert last["quality"] <= base["quality"] or last["seconds"] > base["seconds"] or count[name] == 60
 
 
-def test_all_take_turns_of_the_same_length(gang2: Any) -> None:
-    _, events = run(gang2, contenders={"a": "bf16", "b": "fp16"}, steps=7, chunk=3)
+def test_all_take_turns_of_the_same_length_the_baseline_first_and_the_others_in_an_order_that_turns_round(
+    gang2: Any,
+) -> None:
+    contenders = {"a": "bf16", "b": "fp16", "c": "allreduce"}
+    _, events = run(gang2, contenders=contenders, steps=7, chunk=3, baseline="a", patience=1.0)
     order = [e["run"] for e in of(events, "evaluation")]
-    assert order == ["a", "b"] * 4
+    assert "".join(order) == "abc" + "abc" + "acb" + "abc"
     assert [e["step"] for e in of(events, "evaluation", "a")] == [0, 3, 6, 7]
 
 

@@ -145,7 +145,7 @@ class RankLoop:
         waiting, pace = list(self.alive), done // chunk * chunk
         while waiting:
             pace += chunk
-            for name in list(waiting):
+            for name in self._in_turn(waiting, pace // chunk):
                 run, target = self.alive[name], min(pace, self._limit(name))
                 if run.steps_done < target:
                     if not self._together(name, partial(self._slice, run, target)):
@@ -155,6 +155,11 @@ class RankLoop:
                 if self._is_done(run):
                     waiting.remove(name)
                     self._finish(run)
+
+    def _in_turn(self, waiting: list[str], turn: int) -> list[str]:
+        """The baseline, then the others, in reverse in every other turn: a run finds in caches what the one before has left."""
+        others = [name for name in waiting if name != self.plan.baseline]
+        return [name for name in waiting if name == self.plan.baseline] + others[:: 1 if turn % 2 else -1]
 
     def _limit(self, name: str) -> int:
         alone = self.plan.contenders[name] == "compute"
