@@ -1,6 +1,7 @@
 """AdaComm: how long rounds are, by the loss."""
 
 from collections.abc import Callable
+from functools import partial
 from math import inf, nan
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_of_several_rates_it_goes_by_the_mean_of_all_elements() -> None:
     recipe, state = Recipe.of(DENSE + "local_sgd(8)"), State()
     for step, lr in ((8, 0.4), (16, 0.01)):
         groups = ParamGroup(0.4, ["head"], 10), ParamGroup(lr, ["body"], 30)
-        recipe = AdaComm(8).decide(Facts(step, 0.4, [], loss=1.0, groups=groups), recipe, state)
+        recipe = AdaComm(8).decide(Facts(step, 0.4, [], loss=1.0, groups=partial(tuple, groups)), recipe, state)
     assert recipe.schedule.every == 16  # sqrt(0.4 / 0.1075) x 8 = 15.4
 
 

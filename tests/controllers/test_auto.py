@@ -112,10 +112,10 @@ def test_on_a_slow_network_it_chooses_what_is_fastest_and_says_so() -> None:
     assert exchange(ranks) == "scatter(qsgd(bucket=128))"
     assert equal(ranks)
     *_, word = words(run)
-    assert word.startswith("auto: qsgd from step 19: ")
+    assert word.startswith("auto: qsgd from step 18: ")
     assert "dense (predicted " in word
     assert "; int8 " in word
-    assert word.endswith("; as 'allreduce + switch_exchange(18, scatter(qsgd(bucket=128)))'. Allowed: bf16, int8, qsgd")
+    assert word.endswith("; as 'allreduce + switch_exchange(17, scatter(qsgd(bucket=128)))'. Allowed: bf16, int8, qsgd")
     assert all(words(run, rank) == words(run) for rank in range(4))
 
 
@@ -210,8 +210,10 @@ def test_a_trial_that_is_quicker_than_predicted_needs_no_dense_steps_if_dense_wo
     assert exchange(ranks) == "scatter(qsgd(bucket=128))"
 
 
-def test_dense_is_timed_for_one_step_less_where_it_takes_four_times_as_long() -> None:
-    firsts = [next(w for w in words(train(make(), pulled, 8, n, alike)) if "tries" in w) for n in (SLOWEST, SLOW)]
+def test_dense_is_timed_for_one_step_less_where_it_takes_twice_as_long() -> None:
+    """In the first network it takes .42 s and `qsgd` .15, in the second .2 and .12."""
+    networks = SLOW, Network(1e-4, 6e4)
+    firsts = [next(w for w in words(train(make(), pulled, 8, network, alike)) if "tries" in w) for network in networks]
     assert firsts == ["auto tries qsgd from step 4", "auto tries qsgd from step 5"]
 
 
@@ -294,10 +296,10 @@ def test_on_another_machine_it_measures_anew(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("computing", "at"), [*((COMPUTING, at) for at in (2, 4, 9, 13, 15)), *((1.0, at) for at in (10, 15, 20, 24, 33))]
+    ("computing", "at"), [*((COMPUTING, at) for at in (2, 3, 8, 12, 14)), *((1.0, at) for at in (10, 15, 20, 24, 33))]
 )
 def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(computing: float, at: int) -> None:
-    """Where dense is far slower trials begin after step 4 and 13, else after step 15, 24 and 33."""
+    """Where dense is far slower trials begin after step 3 and 12, else after step 15, 24 and 33."""
 
     def each(rank: int, step: int) -> float:
         return computing
@@ -314,10 +316,10 @@ def test_a_run_that_is_cut_off_while_it_measures_goes_on_to_a_choice(computing: 
 def test_a_trial_that_goes_on_in_another_world_is_not_compared_with_dense_steps_of_the_old_one() -> None:
     ranks = make()
     run = train(ranks, pulled, 9, SLOW, alike)
-    assert words(run)[-1] == "auto tries qsgd from step 5"
+    assert words(run)[-1] == "auto tries qsgd from step 4"
     again = resumed(ranks, size=3)
     run = train(again, pulled, 60, SLOW, alike)
-    assert words(run)[:2] == ["auto measures again: another world or machine", "auto tries dense from step 14"]
+    assert words(run)[:2] == ["auto measures again: another world or machine", "auto tries dense from step 13"]
     assert exchange(again) == "scatter(qsgd(bucket=128))"
     assert equal(again)
 
@@ -431,16 +433,16 @@ def test_a_run_shorter_than_its_measuring_stays_dense_and_says_so() -> None:
 def test_trials_that_cost_too_much_of_a_run_of_known_length_end() -> None:
     """Predicted to be fast, the first turns out four times slower than dense: it ends after two steps, and the second is not tried."""
     ranks = make("auto(steps=100)")
-    run = train(ranks, pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING + 4.0 * (5 <= step < 8))
-    assert [w for w in words(run) if "tries" in w] == ["auto tries qsgd from step 5", "auto tries dense from step 8"]
+    run = train(ranks, pulled, CHOSEN, SLOW, lambda rank, step: COMPUTING + 4.0 * (4 <= step < 7))
+    assert [w for w in words(run) if "tries" in w] == ["auto tries qsgd from step 4", "auto tries dense from step 7"]
     assert exchange(ranks) == "allreduce(fp32())"
 
 
 def test_a_trial_that_costs_little_of_a_run_of_known_length_has_all_its_steps() -> None:
     """Also where one of the first two is slow."""
-    for recipe, slow in (("auto(steps=10000)", {5, 6, 7}), ("auto(steps=100)", {5, 6})):
+    for recipe, slow in (("auto(steps=10000)", {4, 5, 6}), ("auto(steps=100)", {4, 5})):
         run = train(make(recipe), pulled, 16, SLOW, lambda rank, step, slow=slow: COMPUTING + 4.0 * (step in slow))
-        assert [w.rpartition(" ")[2] for w in words(run) if "tries" in w] == ["5", "14"]
+        assert [w.rpartition(" ")[2] for w in words(run) if "tries" in w] == ["4", "13"]
 
 
 def test_one_rank_alone_trains_plainly() -> None:
@@ -463,11 +465,11 @@ WRITTEN = re.compile(r"; as '(.+)'\. Allowed")
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("auto", "allreduce + switch_exchange(17, scatter(qsgd(bucket=128)))"),
-        ("auto + bucket(0.5)", "allreduce + switch_exchange(17, scatter(qsgd(bucket=128))) + bucket(0.5)"),
+        ("auto", "allreduce + switch_exchange(16, scatter(qsgd(bucket=128)))"),
+        ("auto + bucket(0.5)", "allreduce + switch_exchange(16, scatter(qsgd(bucket=128))) + bucket(0.5)"),
         (
             "auto + per_node(2)",
-            "nodes(allreduce(fp32()), 2) + switch_exchange(17, nodes(scatter(qsgd(bucket=128)), 2))",
+            "nodes(allreduce(fp32()), 2) + switch_exchange(16, nodes(scatter(qsgd(bucket=128)), 2))",
         ),
     ],
 )
@@ -484,11 +486,11 @@ def test_the_recipe_that_it_writes_puts_the_same_in_force_at_the_same_step(text:
     ranks, network = make(text), Network(1e-4, 2e4, per_node=2 if "per_node" in text else 1, inside=1e9)
     run = train(ranks, overflows, CHOSEN, network, alike)
     word = words(run)[-1]
-    assert word.startswith("auto: qsgd from step 19: ")
+    assert word.startswith("auto: qsgd from step 18: ")
     (written,) = WRITTEN.findall(word)
     assert written == wanted
     same = make(written)
-    train(same, overflows, 17, network, alike)
+    train(same, overflows, 16, network, alike)
     assert exchange(same) == repr(Recipe.of(written).exchange)
     train(same, overflows, 1, network, alike)
     assert exchange(same) == exchange(ranks)
@@ -626,7 +628,7 @@ def test_what_a_memory_owes_is_paid_when_the_user_names_one() -> None:
         given.add_(torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None]).double() / 4)
         return loss
 
-    run = train(ranks, counted, 15, SLOW, alike)  # the trial of topk, and dense again
+    run = train(ranks, counted, 14, SLOW, alike)  # the trial of topk, and dense again
     assert any("tries topk" in w for w in words(run))
     applied = (start - ranks[0].flat().double()) / 0.05
     assert exchange(ranks) == "allreduce(fp32())"

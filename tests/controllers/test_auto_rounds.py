@@ -47,7 +47,7 @@ def test_rounds_that_the_user_names_are_tried_for_whole_rounds_and_left_again_on
     run = train(ranks, pulled, 112, SLOW, alike)
     assert parts(ranks) == ("scatter(qsgd())", "local_sgd(8)", 0)
     assert equal(ranks)  # 112 is the end of a round
-    assert f"auto tries {ROUNDS} from step 5" in words(run)
+    assert f"auto tries {ROUNDS} from step 4" in words(run)
     assert "auto tries dense from step 49" in words(run)  # the round of one step, and five whole ones
     said = words(run)[-1]
     assert said.startswith(f"auto: {ROUNDS} from step 60: ")
@@ -75,8 +75,8 @@ def test_a_candidate_with_a_rule_is_chosen_and_its_rule_holds() -> None:
     assert parts(ranks) == ("scatter(ternary(), answer=qsgd(bits=3))", "every_step()", 1)
     assert equal(ranks)
     assert [c.names for c in ranks[0].worker.buckets] == [["head"], ["body"]]
-    assert words(run)[-1].startswith(f"auto: {TERNARY} from step 14: ")
-    (change,) = {d.decision for d in run.ledger.decisions if d.step == 5} - {*words(run)}
+    assert words(run)[-1].startswith(f"auto: {TERNARY} from step 13: ")
+    (change,) = {d.decision for d in run.ledger.decisions if d.step == 4} - {*words(run)}
     assert change == (
         """rule("name == 'head'", scatter(qsgd())), scatter(ternary(), answer=qsgd(bits=3)) for all others"""
     )

@@ -28,7 +28,7 @@ class Auto(Controller):
     The first steps are timed under dense averages, and each candidate is run thrice on a copy of the gradient. From these
     numbers, which all ranks exchange, a step is predicted for each: averages follow one another when their blocks are ready,
     and take the candidate's processor time, latencies, and share of dense's bytes. Unless one is predicted after step 3 to take
-    a quarter of dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each
+    half of dense's time, or two thirds after step 4, dense is timed until step 15, while ranks average the copy under each
     candidate, and if none is predicted to be `gain` faster, it stays. Else the best two train for eight steps each (the second
     for four, if all take longer than the first's did), and after each of them dense does, if it was not 1.5 times slower before
     than this one, or than a faster one. A candidate comes in force if its median of the slowest rank's steps is `gain` below
@@ -108,13 +108,6 @@ class Auto(Controller):
         allow = default_for(shapes) if self.allow == ALLOWED else self.allow
         return self if allow == self.allow else replace(self, allow=allow)
 
-    def _options(self, recipe: Any) -> AutoOptions:
-        longest = _longest_trial(recipe.of, self.allow) if self._names_rounds else TRIED + 1
-        direct = _direct(recipe.of, self.allow)
-        # Two candidates in turns with dense, and one of them once more; then dense, if the other is chosen.
-        most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else FEW + 1)
-        return AutoOptions(self.allow, direct, self.gain, self.steps, most)
-
     def fits(self, binding: Binding) -> None:
         run = self.recorded
         if run is None:
@@ -173,7 +166,7 @@ class Auto(Controller):
         return replace(recipe, exchange=other.exchange, memory=other.memory, schedule=other.schedule, rules=other.rules)
 
     def due(self, step: int, recipe: Any, state: State) -> TimesDue:
-        if self.replay is not None or self._options(recipe).is_too_short:
+        if self.replay is not None or _options(self, recipe.of).is_too_short:
             return TimesDue()
         until, rows = int(state.get("until", SOON)), int(state.get("rows", 1))
         runs = () if "phase" in state else self._runs(step - until, "looked" not in state)
@@ -197,7 +190,7 @@ class Auto(Controller):
         if self.recorded is not None:
             name = self.recorded.changes.get(facts.step + 1)
             return recipe if name is None else self._put(recipe, name)
-        options = self._options(recipe)
+        options = _options(self, recipe.of)
         search = AutoSearch(options, facts, state, lambda number: self._put(recipe, options.name_of(number)))
         if not facts.finite:
             search.kept.count("skipped")
@@ -210,15 +203,13 @@ class Auto(Controller):
 
 
 @cache
-def _longest_trial(of: Callable[[str], Any], allow: tuple[str, ...]) -> int:
-    """The most steps that a trial of any of these texts takes, which `of` reads; asked for in each step."""
-    return max(trial_of(of(text).schedule) for text in allow)
-
-
-@cache
-def _direct(of: Callable[[str], Any], allow: tuple[str, ...]) -> tuple[bool, ...]:
-    """Which of these texts may follow on one another without dense steps between them; asked for in each step."""
-    return tuple(keeps_nothing(of(text), of("allreduce")) for text in allow)
+def _options(auto: Auto, of: Callable[[str], Any]) -> AutoOptions:
+    """What this `auto` may do, whose texts `of` reads; asked for in each step."""
+    longest = max(trial_of(of(text).schedule) for text in auto.allow)
+    direct = tuple(keeps_nothing(of(text), of("allreduce")) for text in auto.allow)
+    # Two candidates in turns with dense, and one of them once more; then dense, if the other is chosen.
+    most = MEASURING + 3 * longest + 2 * (TRIED + 1) + (0 if all(direct) else FEW + 1)
+    return AutoOptions(auto.allow, direct, auto.gain, auto.steps, most)
 
 
 def _in_force(recipe: Any) -> tuple[Any, ...]:

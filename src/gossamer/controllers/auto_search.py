@@ -30,7 +30,7 @@ from gossamer.core.contracts import CandidateCost, RankTimes
 LOOKED_AT = 12  # of the steps of MEASURING
 UNDISTURBED = 6  # last steps of a window, in which blocks are timed and no candidate is run beside them
 FEW = 2  # known steps of dense that suffice where it is far slower, or must only pay what is owed
-GAINS = 0.75, 1 - 1 / CLEARLY  # what a step must be predicted to gain for a trial after so few
+GAINS = 0.5, 1 - 1 / CLEARLY  # what a step must be predicted to gain for a trial after so few
 FIRST = 20  # steps of the first window after a choice
 COST = 0.03  # of a run whose length is told, that trials may take more than dense
 

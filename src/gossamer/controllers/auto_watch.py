@@ -22,7 +22,7 @@ from gossamer.controllers.auto_table import ERRORS
 from gossamer.core.bucket import State
 from gossamer.core.contracts import CandidateCost, Facts, RankTimes
 
-# Steps after which there are trials if dense is predicted to take four times as long. One compiles, candidates run beside the
+# Steps after which there are trials if dense is predicted to take twice as long. One compiles, candidates run beside the
 # second, and the third is timed.
 SOON = 3
 QUICK = 4  # steps after which there are, if it is far slower; three are timed
@@ -133,13 +133,14 @@ class AutoWatch:
     def _is_spoilt(self) -> bool:
         """Count averages that are not finite, and say if what is in force has more of them than dense had."""
         own = "" if self.number != ON_DENSE else "dense_"
-        seen, lost = self.kept.whole(f"{own}seen", 0) + 1, self.kept.whole(f"{own}lost", 0) + (not self.facts.finite)
-        self.kept.write(f"{own}seen", seen)
-        self.kept.write(f"{own}lost", lost)
+        seen = self.kept.count(f"{own}seen")
+        if self.facts.finite:
+            return False
+        lost = self.kept.count(f"{own}lost")
         dense_lost, dense_seen = self.kept.whole("dense_lost"), self.kept.whole("dense_seen")
         if not dense_lost:  # a few steps are not enough to know how seldom it loses one
             dense_seen = max(dense_seen, MEASURING)
-        return not own and not self.facts.finite and lost >= 2 and lost * dense_seen > (dense_lost + 1) * seen
+        return not own and lost >= 2 and lost * dense_seen > (dense_lost + 1) * seen
 
     def _measure_anew(self, why: str) -> int:
         self.kept.count("tries")

@@ -113,7 +113,7 @@ class ControllerRunner:
             blocks=blocks,
             sums=sums,
             loss=loss,
-            groups=self._groups(),
+            groups=self._groups,
             over_shards=total,
             times=times,
             size=worker.size,

@@ -29,7 +29,8 @@ class Facts(NamedTuple):
     blocks: Sequence[Bucket]  # this step's agreed mean gradients
     sums: Sequence[Tensor] = ()  # for each bucket, the result of `local` summed over all ranks, in double precision
     loss: float | None = None  # mean loss of this step over the ranks that reported it, if the controller `hears_loss`
-    groups: Sequence[ParamGroup] = ()  # the optimizer's groups, in its order; empty: all parameters have one rate
+    # The optimizer's groups, in its order; none: all parameters have one rate.
+    groups: Callable[[], Sequence[ParamGroup]] = tuple
     # Sums numbers of shards; None: blocks are whole.
     over_shards: Callable[[Sequence[float]], list[float]] | None = None
     times: Sequence[RankTimes] = ()  # of all ranks, at the steps at which `due` asks for them
@@ -44,8 +45,9 @@ class Facts(NamedTuple):
     @property
     def param_groups(self) -> Sequence[ParamGroup]:
         """The optimizer's parameter groups; at least one."""
-        segments = [] if self.groups else [s for block in self.blocks for s in block.layout.segments]
-        return self.groups or (ParamGroup(self.lr, [s.name for s in segments], sum(s.numel for s in segments)),)
+        groups = self.groups()
+        segments = [] if groups else [s for block in self.blocks for s in block.layout.segments]
+        return groups or (ParamGroup(self.lr, [s.name for s in segments], sum(s.numel for s in segments)),)
 
     @property
     def mean_lr(self) -> float:
