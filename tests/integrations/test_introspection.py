@@ -3,6 +3,7 @@
 import _thread
 import sys
 import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -58,6 +59,33 @@ def test_modules_are_found_by_the_names_of_their_classes_and_bases() -> None:
     assert any(o is derived for o in found)
     assert not any(o is other for o in found)
     assert introspection.living({"NobodyHasThisName"}) == []
+
+
+def test_modules_are_searched_for_again_only_where_there_may_be_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = list[int]()
+    search: Any = introspection.gc.get_referrers
+
+    def counted(*kinds: Any) -> Any:
+        searches.append(len(kinds))  # not the classes, of which a reference more would count
+        return search(*kinds)
+
+    monkeypatch.setattr(introspection.gc, "get_referrers", counted)
+    first = Wrapper()
+    found = introspection.living({"Wrapper", "Other"})
+    again = introspection.living({"Wrapper", "Other"})
+    assert any(o is first for o in found)
+    assert (again, len(searches)) == (found, 1)
+    second = Derived()
+    assert any(o is second for o in introspection.living({"Wrapper", "Other"}))
+    assert len(searches) == 2
+
+
+def test_a_search_keeps_no_module_alive() -> None:
+    module = Wrapper()
+    introspection.living({"Wrapper", "Kept"})
+    known = weakref.ref(module)
+    del module
+    assert known() is None
 
 
 def test_the_search_for_modules_ends_no_other_thread() -> None:
