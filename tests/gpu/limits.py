@@ -132,7 +132,8 @@ def syncs(recipe: Recipe) -> float:
             )  # once more for what ranks tell of their speed, when the average has come
         fragments = min(every, 2) if getattr(recipe.schedule, "fragments", 1) is None else 1  # each lands by itself
         guarded = getattr(recipe.schedule, "guard", None) is not None  # once more for the lengths of all differences
-        return (fragments + recipe.controller.hears_loss + guarded) / every
+        counts = "zero_one" in repr(recipe)  # once more for the steps that ranks have taken
+        return (fragments + recipe.controller.hears_loss + guarded + counts) / every
     if "resyncs" in recipe.schedule.traits:
         return 1 + 1 / recipe.schedule.shape.period
     watches: Controller = recipe.controller

@@ -1,14 +1,16 @@
 """0/1 Adam: few exact means to learn of, signs of all others; then steps apart, and signs of what they came to."""
 
+from collections.abc import Collection, Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
 import torch
 from tests.gang import Gang
 from tests.integrations.loops import Awkward, attached, flat, loss_of, same, small_step
-from tests.runtime.gym import Odd, bit_equal, make, parameters, pull, spoiled, train
+from tests.runtime.gym import Odd, Replica, bit_equal, make, parameters, pull, resumed, saved, spoiled, train
 from tests.updates.test_onebit_adam_update import adamw, undecayed
-from torch import Tensor
+from torch import Tensor, nn
 
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
@@ -37,7 +39,12 @@ class Twin:
         self.v, self.learned = [torch.zeros_like(p) for p in shapes], 0
         self.m = [[torch.zeros_like(p) for p in shapes] for _ in range(ranks)]
         self.u = [[torch.zeros_like(p) for p in shapes] for _ in range(ranks)]
-        self.rate, self.anchor, self.shrunk = 0.0, list[Tensor](), 1.0
+        self.anchor = list[Tensor]()
+        self.count_anew()
+
+    def count_anew(self) -> None:
+        """What each rank has counted since the last meeting: its learning rates, and what its weight decay has left."""
+        self.rates, self.shrunk = [0.0 for _ in self.models], [1.0 for _ in self.models]
 
     def gradients(self, step: int) -> list[list[Tensor]]:
         for rank, model in enumerate(self.models):
@@ -45,7 +52,7 @@ class Twin:
         return [[torch.zeros_like(p) if p.grad is None else p.grad for p in m.parameters()] for m in self.models]
 
     @torch.no_grad()
-    def step(self, t: int, lr: float, decay: float) -> None:
+    def step(self, t: int, lr: float, decay: float, skipped: Collection[int] = ()) -> None:
         g = self.gradients(t)
         together, learns = t <= 4, t in (1, 2, 4)
         if together:
@@ -59,6 +66,10 @@ class Twin:
             self.anchor = [p.detach().clone() for p in self.models[0].parameters()]
         roots = [(v / (1 - 0.999**self.learned)).sqrt() + 1e-8 for v in self.v]
         for rank, model in enumerate(self.models):
+            if rank in skipped:
+                continue
+            self.rates[rank] += lr
+            self.shrunk[rank] *= 1 - lr * decay
             for i, p in enumerate(model.parameters()):
                 self.m[rank][i] = 0.9 * self.m[rank][i] + 0.1 * g[rank][i]
                 bias = 1 - 0.9**t if together else 1.0
@@ -66,18 +77,21 @@ class Twin:
                 self.u[rank][i] += lr * self.m[rank][i]
         if together:
             self.anchor, self.u = [], [[torch.zeros_like(x) for x in u] for u in self.u]
+            self.count_anew()
             return
-        self.rate, self.shrunk = self.rate + lr, self.shrunk * (1 - lr * decay)
         if t in (5, 6, 8, 12, 16):
             self.meet(roots)
 
     def meet(self, roots: list[Tensor]) -> None:
+        rate, shrunk = fmean(self.rates), fmean(self.shrunk)
         for i in range(len(roots)):
             agreed = torch.stack([u[i] for u in self.u]).mean(0)
             for rank, model in enumerate(self.models):
-                list(model.parameters())[i].copy_(self.anchor[i] * self.shrunk - agreed / roots[i])
-                self.m[rank][i], self.u[rank][i] = agreed / self.rate, torch.zeros_like(agreed)
-        self.rate, self.shrunk, self.anchor = 0.0, 1.0, []
+                list(model.parameters())[i].copy_(self.anchor[i] * shrunk - agreed / roots[i])
+                self.m[rank][i] = agreed / rate if rate else self.m[rank][i]
+                self.u[rank][i] = torch.zeros_like(agreed)
+        self.anchor = []
+        self.count_anew()
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -86,9 +100,30 @@ def test_with_an_exact_exchange_it_is_what_is_written_down(decay: float) -> None
     for step in range(1, 17):
         train(ranks, pull, 1)
         twin.step(step, 0.02, decay)
-        for r, model in zip(ranks, twin.models, strict=True):
-            expected = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).float()
-            torch.testing.assert_close(r.flat(), expected, rtol=1e-4, atol=1e-5)
+        assert_close(ranks, twin)
+
+
+def assert_close(ranks: Sequence[Replica], twin: Twin) -> None:
+    for r, model in zip(ranks, twin.models, strict=True):
+        expected = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).float()
+        torch.testing.assert_close(r.flat(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_that_a_rank_skips_count_neither_for_the_momentum_nor_for_the_decay() -> None:
+    """One rank skips a whole round, all skip one, and some a part of one, in whose midst the run is saved and resumed."""
+    spoilt = {5: [0], 6: [0, 1, 2], 7: [1], 10: [2], 11: [2]}
+    at = [(rank, step) for step, bad in spoilt.items() for rank in bad]
+
+    def decayed(model: nn.Module) -> torch.optim.Optimizer:
+        return adamw(model, weight_decay=0.5)
+
+    ranks, twin = make(EXACT, 3, optimizer=decayed), Twin(3)
+    for step in range(1, 17):
+        train(ranks, spoiled(at, float("inf")), 1)
+        twin.step(step, 0.02, 0.5, spoilt.get(step, ()))
+        assert_close(ranks, twin)
+        if step == 10:
+            ranks = resumed(EXACT, saved(ranks), optimizer=decayed)
 
 
 def test_what_steps_came_to_tells_the_common_point_at_every_step() -> None:
@@ -121,7 +156,7 @@ def test_bytes_of_exact_steps_of_signs_and_of_steps_apart() -> None:
     run = train(make(SHORT, 2, optimizer=adamw), pull, 12)
     sent = [sum(e.sent for e in run.ledger if e.step == s) for s in range(1, 13)]
     assert sent[0] == sent[1] == sent[3] > 8 * sent[2]  # small tensors pay for their scales
-    assert sent[2] == sent[4] == sent[5] == sent[7] == sent[11] > 0
+    assert sent[2] + 2 * 16 == sent[4] == sent[5] == sent[7] == sent[11]  # and two numbers that each rank has counted
     assert [sent[i] for i in (6, 8, 9, 10)] == [0] * 4
 
 

@@ -213,7 +213,7 @@ class DryOptimizer(OptimizerView):
 
     @property
     def update(self) -> Update | None:
-        return None
+        return self._run.recipe.update
 
     @property
     def update_states(self) -> list[State]:

@@ -8,12 +8,13 @@ from torch import Tensor
 
 from gossamer.codecs import FP32
 from gossamer.core.constraints import Constraint, excludes, those
-from gossamer.core.contracts import StepsApart
+from gossamer.core.contracts import Policy, StepsApart
 from gossamer.core.loop import Loop
 from gossamer.core.parts import part, require
 from gossamer.core.ranges import Choice
 from gossamer.core.schedule import CompressesSome, Schedule, Shape
-from gossamer.core.verbs import OptimizerStep, Program
+from gossamer.core.stream_events import copied_to
+from gossamer.core.verbs import OptimizerStep, Program, all_reduce, join, start
 from gossamer.exchanges import AllReduced
 from gossamer.schedules.rounds import differences, remember_anchor
 
@@ -32,8 +33,8 @@ class ZeroOne(Schedule, CompressesSome):
     After that every rank takes local steps on its own gradients, and ranks average at the steps of T_u: at first every step,
     then after every `scaler` steps half as often, down to every `clipper`-th step. They average the sum of steps that an update
     such as zero_one_adam_update() reports, and go on from the last common model; under another update, or none, they average
-    the differences of models. Weight decay is applied to the last common model, exactly as each rank applied it. Residuals of
-    a memory are dropped at the freeze: they are residuals of gradients.
+    the differences of models. Weight decay is applied to the last common model, as each rank applied it: skipped steps count
+    neither for it nor for the momentum. Residuals of a memory are dropped at the freeze: they are residuals of gradients.
 
     Use: with zero_one_adam_update(), over signs with error feedback, as the preset `zero_one_adam` does. Set `freeze` to the end
     of the learning rate's warm-up, and `scaler` to the steps in which the rate halves.
@@ -41,7 +42,7 @@ class ZeroOne(Schedule, CompressesSome):
     Not for: short runs, which send gradients at most of their steps, before the freeze.
 
     Wire: up to the freeze 4 d bytes in an all-reduce at the steps of T_v, the exchange's bytes at the others; then the
-    exchange's bytes once a round. Memory: one copy of the model, from the freeze on.
+    exchange's bytes once a round, and 16 a bucket for what ranks have counted. Memory: one copy of the model, from the freeze on.
 
     >>> few = ZeroOne(1000)
     >>> [step for step in range(1, 60) if not few.is_compressed(step)][14:]
@@ -91,6 +92,9 @@ class ZeroOne(Schedule, CompressesSome):
             works_alone=True,
         )
 
+    def policy(self, key: str) -> Policy:
+        return "mean" if key in ("rate", "kept") else "equal"
+
     @property
     def follows_rate(self) -> bool:
         return True
@@ -116,11 +120,11 @@ class ZeroOne(Schedule, CompressesSome):
             yield OptimizerStep()
             return
         _set_out(loop)
-        rates = loop.optimizer.lrs
-        yield OptimizerStep()
+        rates, one = loop.optimizer.lrs, torch.ones((), dtype=torch.float64)
+        stepped = yield OptimizerStep()
         for state, lr, decay in zip(loop.states, rates, loop.optimizer.decays, strict=True):
-            state["rate"] = _number(state, "rate", 0.0) + lr
-            state["kept"] = _number(state, "kept", 1.0) * (1 - lr * decay)
+            state["rate"] = state.get("rate", 0 * one) + stepped * lr
+            state["kept"] = state.get("kept", one) * (1 - stepped * lr * decay)
         if self.ends_round(loop.step):
             yield from _meet(loop)
 
@@ -134,10 +138,6 @@ def _is_of_growing_intervals(step: int, count: int) -> bool:
             return step % interval == 0
         interval *= 2
     return False
-
-
-def _number(state: dict[str, Tensor], key: str, start: float) -> Tensor:
-    return state.get(key, torch.tensor(start, dtype=torch.float64))
 
 
 def _set_out(loop: Loop) -> None:
@@ -161,11 +161,12 @@ def _meet(loop: Loop) -> Program[None]:
     elif update is None:
         starts = [torch.sub(s["anchor"], d, out=d) for s, d in zip(loop.states, means, strict=True)]
     else:
-        starts = [_met(update, *known) for known in zip(loop.states, loop.optimizer.update_states, means, strict=True)]
+        counts = yield from _mean_counts(loop)
+        known = zip(loop.states, counts, means, loop.optimizer.update_states, strict=True)
+        starts = [update.meet(s["anchor"] * kept, mean, rate, state) for s, (rate, kept), mean, state in known]
     for state, x in zip(loop.states, starts, strict=True):
         state["anchor"] = x
-        state.pop("rate")
-        state.pop("kept")
+        del state["rate"], state["kept"]
     loop.assign(starts)
 
 
@@ -174,6 +175,10 @@ def _gone(loop: Loop, update: StepsApart) -> list[Tensor]:
     return [bucket.empty() if u is None else u for bucket, u in zip(loop.buckets, gone, strict=True)]
 
 
-def _met(update: StepsApart, state: dict[str, Tensor], kept: dict[str, Tensor], mean: Tensor) -> Tensor:
-    """Return the next common model, with the optimizer's weight decay."""
-    return update.meet(state["anchor"] * float(state["kept"]), mean, float(state["rate"]), kept)
+def _mean_counts(loop: Loop) -> Program[list[list[float]]]:
+    """Each bucket's rate and weight decay, on average over ranks: one that has skipped a step has counted neither for it."""
+    counts = torch.stack([torch.stack([s["rate"], s["kept"]]) for s in loop.states])
+    if loop.ranks.size > 1:
+        sent = copied_to(counts * (loop.ranks.weight / loop.ranks.size), loop.buckets[0].device)
+        counts = yield from join((yield from start(all_reduce(sent), "steps taken", loop.step)))
+    return counts.tolist()
