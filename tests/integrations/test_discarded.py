@@ -19,18 +19,20 @@ def adversaries() -> tuple[nn.Module, nn.Module]:
     return nn.Linear(4, 6), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
-def gan(rank: int, size: int, how: str, steps: int = 6) -> tuple[Tensor, list[str], dict[str, float]]:
+def gan(
+    rank: int, size: int, how: str, recipe: str = "topk(ratio=0.1)" + SMALL
+) -> tuple[Tensor, list[str], dict[str, float]]:
     """The loop of PyTorch's DCGAN example, on something smaller. `how`: as it stands, or with the one line for D."""
     made, judge = adversaries()
     of_g, of_d = torch.optim.Adam(made.parameters(), 0.02), torch.optim.Adam(judge.parameters(), 0.02)
     loss = nn.BCEWithLogitsLoss()
     with (
         gossamer.attach(made, of_g, "topk(ratio=0.3)", deadline=20.0),
-        gossamer.attach(judge, of_d, "topk(ratio=0.1)" + SMALL, deadline=20.0) as comm,
+        gossamer.attach(judge, of_d, recipe, deadline=20.0) as comm,
         warnings.catch_warnings(record=True) as said,
     ):
         warnings.simplefilter("always")
-        for step in range(steps):
+        for step in range(6):
             rng = torch.Generator().manual_seed(100 * step + rank)
             real, noise = torch.randn(8, 6, generator=rng) + 2, torch.randn(8, 4, generator=rng)
             judge.zero_grad()
@@ -58,6 +60,20 @@ def test_discarded_gradients_leave_no_trace(gang2: Gang) -> None:
         assert wasted["skipped_steps"] == 5
         assert spared["skipped_steps"] == 0
         assert wasted["residual_norm"] == spared["residual_norm"]
+
+
+def test_a_model_all_of_whose_means_are_thrown_away_is_told_that_it_never_trains(gang2: Gang) -> None:
+    """Under `delayed` a step applies the mean of the pass before it, and in a GAN that is always one of no step."""
+    start = flat(adversaries()[1])
+    plain, careful = (gang2.run(gan, how, "allreduce + delayed()") for how in ("plain", "one line"))
+    for (a, said, _), (b, silence, _) in zip(plain, careful):
+        assert torch.equal(a[-len(start) :], start)
+        assert len(said) == 1
+        assert (
+            "so was the mean of the step before, and where that happens to each mean the model never trains" in said[0]
+        )
+        assert not torch.equal(b[-len(start) :], start)
+        assert not silence
 
 
 def accumulating(rank: int, size: int, how: str) -> tuple[Tensor, int, list[str]]:

@@ -19,11 +19,13 @@ class LoopWarnings:
     def never_stepped(self, thrown_away: bool) -> None:
         """Warn that a backward pass began with no step after the last one, though its gradients were finite."""
         if thrown_away:
+            waste = "they were sent for nothing (memories are as if they had not been sent)"
+            if "lags" in self._worker.recipe.schedule.traits:
+                waste = "so was the mean of the step before, and where that happens to each mean the model never trains"
             self._say(
                 "thrown away",
-                "gradients were averaged and then thrown away, without an optimizer.step(): they were sent for "
-                "nothing (memories are as if they had not been sent). If this backward() computes gradients for another model, "
-                "as in a GAN, run it under comm.no_sync(); if you leave out a step on purpose, call comm.skip()",
+                f"gradients were averaged and then thrown away, without an optimizer.step(): {waste}. If this backward() computes gradients "
+                "for another model, as in a GAN, run it under comm.no_sync(); if you leave out a step on purpose, call comm.skip()",
             )
             return
         self._say(
