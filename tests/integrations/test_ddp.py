@@ -1,6 +1,8 @@
 """A recipe as DDP's communication hook: several buckets that are rebuilt after the first step, on gloo."""
 
 import io
+import warnings
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -212,6 +214,52 @@ def accumulated(rank: int, size: int) -> tuple[Tensor, Tensor]:
 def test_no_sync_accumulates(gang2: Gang) -> None:
     for once, twice in gang2.run(accumulated):
         torch.testing.assert_close(once, twice, rtol=1e-5, atol=1e-6)
+
+
+def added(rank: int, size: int, recipe: str, how: str) -> tuple[Tensor, int, list[str], str]:
+    """Two micro-batches a step, each of which is averaged, or the last of them alone."""
+    model = Deep()
+    ddp, optimizer = wrap(model), sgd(model)
+    hook, refused = gossamer.ddp.register(ddp, recipe + BUCKETS, seed=SEED, deadline=DEADLINE), ""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            for step in (1, 2, 3):
+                with ddp.no_sync() if how == "no_sync" else nullcontext():
+                    (loss_of(ddp, rank, 10 * step) / 2).backward()
+                (loss_of(ddp, rank, 10 * step + 1) / 2).backward()
+                optimizer.step()
+                with ddp.no_sync():  # as a GAN does, before it clears them
+                    loss_of(ddp, rank, step).backward()
+                optimizer.zero_grad(set_to_none=step == 1)
+        except AttachError as error:
+            refused = str(error)
+        finally:
+            hook.close()
+    return flat(model), hook.step, [str(w.message) for w in said if "no_sync" in str(w.message)], refused
+
+
+def test_micro_batches_without_no_sync_are_told_of_it(gang2: Gang) -> None:
+    plain, careful = (gang2.run(added, "allreduce", how) for how in ("plain", "no_sync"))
+    for (a, steps, said, refused), (b, fewer, *silence) in zip(plain, careful):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert (steps, fewer) == (6, 3)
+        assert len(said) == 1
+        assert "run all but the last one under comm.no_sync() (with a DDP hook, ddp_model.no_sync())" in said[0]
+        assert silence == [[], ""]
+        assert not refused
+
+
+@pytest.mark.parametrize("recipe", ["gather(topk(ratio=0.3)) + momentum_correction()", "ef21"])
+def test_nothing_is_added_to_what_is_no_gradient(gang2: Gang, recipe: str) -> None:
+    for _, steps, _, refused in gang2.run(added, recipe, "plain"):
+        assert steps == 1
+        assert (
+            "no gradient to add to; run all but the last one under comm.no_sync() (with a DDP hook, ddp_model.no_sync())"
+            in refused
+        )
+    for _, steps, said, refused in gang2.run(added, recipe, "no_sync"):
+        assert (steps, said, refused) == (3, [], "")
 
 
 def scaled(rank: int, size: int, enabled: bool) -> Tensor:

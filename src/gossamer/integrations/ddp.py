@@ -20,9 +20,11 @@ from gossamer.fabrics.liveness.heartbeat import Patience
 from gossamer.fabrics.torch.fabric import TorchFabric
 from gossamer.integrations import consensus
 from gossamer.integrations.checks.devices import device_of, refuse_devices, refuse_lengths
-from gossamer.integrations.checks.requirements import HOOK, HOOK_ALONE, refuse
+from gossamer.integrations.checks.loop_warnings import LoopWarnings
+from gossamer.integrations.checks.requirements import ADDED, HOOK, HOOK_ALONE, refuse
 from gossamer.integrations.checks.wrappers import optimizers_of, refuse_strange, warn_of_unstepped
 from gossamer.integrations.communicator import is_attached
+from gossamer.integrations.ddp_wrapper import syncs
 from gossamer.integrations.grad_buckets import GradBuckets
 from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.groups import Where, between_nodes
@@ -33,7 +35,7 @@ from gossamer.integrations.run_facts import RunFacts
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.runtime import Worker
+from gossamer.runtime import Param, Worker
 
 _handed_over: Any = private_name(
     DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
@@ -59,9 +61,13 @@ class Hook(RunFacts):
         self.names = {id(param.parameter): name for name, param in worker.params.items()}
         self.intake = GradBuckets(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
+        self._doubts, self._looks = LoopWarnings(worker), {*range(2, 10)}  # steps whose first passes are looked at
+        largest = max(worker.params.values(), key=lambda param: param.parameter.numel())  # it tells for all
+        self._handles: list[Any] = [] if self._scale is None else [self._scale]
+        self._handles.append(largest.parameter.register_hook(lambda _: self._begin_pass(largest, syncs(ddp_model))))
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
         watches = any(each is not None for each in (meter.on_metrics, meter.overseer, meter.events))
-        self._watch = register_optimizer_step_post_hook(self._after_step) if watches else None
+        self._handles += [register_optimizer_step_post_hook(self._after_step)] if watches else []
 
     def check_sync(self) -> None:
         """Compare hashes of all parameters between ranks, between steps; the error names those that differ."""
@@ -85,28 +91,24 @@ class Hook(RunFacts):
 
     def close(self) -> None:
         """End the comm thread. DDP cannot remove a hook: to train on, take the model out of DDP."""
-        if self._watch is not None:
-            self._watch.remove()
-        if self._scale is not None:
-            self._scale.remove()
+        for handle in self._handles:
+            handle.remove()
         self.fabric.close()
         self.meter.end()
 
     def take(self, bucket: Any) -> Future[Tensor]:
         """Collect the gradients of one DDP bucket; return a future of the averaged bucket."""
+        buffer = bucket.buffer()
+        promise = _promise_of(buffer)
         if self.fabric.size == 1:
             self.worker.step += int(bucket.is_last())
-            alone = _promise_of(bucket.buffer())
-            alone.set_result(bucket.buffer())
-            return alone
+            promise.set_result(buffer)
+            return promise
         if not self.intake.arrived:
             self.worker.averaging.means = []
             self.worker.scale = 1.0 if self._scale is None else self._scale.now()
         names = [self._name_of(p) for p in bucket.parameters()]
-        buffer = bucket.buffer()
-        # DDP gives a sparse gradient its own bucket.
-        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())
-        promise = _promise_of(buffer)
+        gradients = [buffer] if buffer.is_sparse else list(bucket.gradients())  # a sparse one has its own bucket
         self.waiting.append((gradients, names, promise, buffer))
         for name, gradient in zip(names, gradients, strict=True):
             self.intake.take(name, gradient)
@@ -124,6 +126,15 @@ class Hook(RunFacts):
                 f"DDP passes a parameter of shape {tuple(parameter.shape)} that it did not have at register; {ANEW}"
             )
         return name
+
+    def _begin_pass(self, param: Param, sends: bool) -> None:
+        """Look whether a pass adds to averaged gradients. A loop does so in its first steps, or never."""
+        if self.worker.step in self._looks and self.fabric.size > 1:
+            if (held := param.gradient) is None or not bool(held.any()):
+                self._looks.remove(self.worker.step)  # what later passes of this step add to is not averaged
+            elif sends:
+                refuse(self.worker.recipe, ADDED)
+                self._doubts.never_stepped(thrown_away=False)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if any(id(p) in self.names for group in optimizer.param_groups for p in group["params"]):
@@ -201,7 +212,6 @@ def register(
     recipe, kind, group, deadline, patience = assignment_of(recipe, given, deadline, patience, "register")
     optimizers = () if optimizer is None else optimizers_of(optimizer, "register")
     fabric = TorchFabric(group, deadline=deadline, patience=patience, device=device_of(ddp_model.module))
-
     recorder, refusal = recorded(events, fabric)
 
     def check_arguments(hosts: list[str]) -> Plan:
@@ -229,7 +239,7 @@ def register(
     meter = Meter(worker, fabric.ledger, on_metrics, metrics_every)
     meter.begin(kind, recorder)
     hook = Hook(ddp_model, worker, fabric, scaler, meter)
-    ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else _hook())
+    ddp_model.register_comm_hook(hook, _torchs_own(given) if kind == DDP else gossamer_hook)
     return hook
 
 
@@ -258,13 +268,9 @@ def check(recipe: Recipe, sees_rates: bool = False) -> None:
     refuse(recipe, *HOOK, *(() if sees_rates else HOOK_ALONE))
 
 
-def _hook() -> Callable[[Any, Any], Any]:
-    """Make the hook: DDP requires a plain function with a second argument `bucket` without annotation."""
-
-    def gossamer_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
-        return state.take(bucket)
-
-    return gossamer_hook
+def gossamer_hook(state, bucket):  # type: ignore[no-untyped-def]  # pyright: ignore
+    """The hook: DDP requires a plain function with a second argument `bucket` without annotation."""
+    return state.take(bucket)
 
 
 def _torchs_own(group: Any) -> Callable[[Any, Any], Any]:

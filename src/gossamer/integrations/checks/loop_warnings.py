@@ -31,8 +31,8 @@ class LoopWarnings:
         self._say(
             "no_sync",
             "several backward() passes before one optimizer.step(), and each of them sends its gradients: run all but the "
-            "last one under comm.no_sync(). Trainers that call model.no_sync() need one line: model.no_sync = comm.no_sync. "
-            "If you leave out a step on purpose, call comm.skip()",
+            "last one under comm.no_sync() (with a DDP hook, ddp_model.no_sync()). Trainers that call model.no_sync() need one line: "
+            "model.no_sync = comm.no_sync. If you leave out a step on purpose, call comm.skip()",
         )
 
     def some_optimizers_rest(self, stepped: int, attached: int) -> None:

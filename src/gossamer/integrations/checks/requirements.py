@@ -97,8 +97,8 @@ UNTOLD_LOCAL = (
 ADDED = excludes(
     *("adds momentum", "sends momentum", "remembers all", "lags"),
     because="several backward() passes before one optimizer.step(), each of which is averaged, under {recipe}: p.grad then holds a "
-    "momentum, an estimate or an earlier mean, and no gradient to add to; run all but the last one under comm.no_sync(), or call "
-    "comm.skip() and optimizer.zero_grad() where a step is left out",
+    "momentum, an estimate or an earlier mean, and no gradient to add to; run all but the last one under comm.no_sync() (with a DDP "
+    "hook, ddp_model.no_sync()), or call comm.skip() and optimizer.zero_grad() where a step is left out",
 )
 """Constraint of backward passes that add to averaged gradients."""
 
