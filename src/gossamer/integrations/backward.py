@@ -18,7 +18,6 @@ from gossamer.integrations.grad_scaler import KnownScale
 from gossamer.integrations.held_model import HeldModel
 from gossamer.integrations.steps import StepLoop
 from gossamer.kernels.finite import all_finite, all_peaks_finite, peak
-from gossamer.runtime import Param
 
 
 class Backward:
@@ -35,8 +34,7 @@ class Backward:
         self._passes = 0
         self._buckets: GradBuckets | None = None  # collects the gradients that are averaged at this step
         self._own_peaks = list[Tensor]()  # largest magnitudes of this rank's gradients, once the means overwrite them
-        self._arrived = set[str]()  # parameters with a gradient of this pass, under a schedule that averages none
-        self._scaled_at = 0  # the step of the last such pass
+        self._arrived = set[str]()  # parameters with a gradient of this pass
         self._handles = dict[str, Any]()
 
     def install(self) -> list[Any]:
@@ -80,20 +78,14 @@ class Backward:
             if (gradient := param.gradient) is None:
                 return
             self.held.scale(parameter, gradient)
+            self._arrived.add(name)
             if self._buckets is None:
-                self._arrived.add(name)
                 return
             self._buckets.take(name, gradient)
-            if parameter.is_cuda:
-                self._let_go(name, param)
+            if parameter.is_cuda and param.takes(view := self._buckets.view(name)):
+                param.hand(view)  # frees the memory of its own gradient; on a CPU that would cost more than it saves
 
         return hook
-
-    def _let_go(self, name: str, param: Param) -> None:
-        """Free the memory of a gradient that was copied into its bucket. On a CPU this would cost more than it saves."""
-        view = None if self._buckets is None else self._buckets.view(name)
-        if view is not None and param.takes(view):
-            param.hand(view)
 
     def _enter(self, parameter: Tensor, task: int) -> None:
         """Start a new step if this gradient belongs to a new backward pass."""
@@ -124,10 +116,10 @@ class Backward:
         if self._scale is not None:
             self.worker.scale = self._scale.now() if self.steps.averages_gradients else 1.0
         self.worker.averaging.means = []
+        self._arrived.clear()
         if not self.steps.averages_gradients:
             self._buckets = None  # gradients are no longer averaged: free its memory
-            self._arrived.clear()
-            again = self._scaled_at == self.worker.step and self.held.scales
+            again = self.held.scales and self.steps.doubts.passed == self.worker.step
             if again and not self.steps.gradients_are_gone(parameter):
                 self.held.refuse_to_add()
         if self._buckets is not None:
@@ -148,14 +140,12 @@ class Backward:
 
     def _end(self) -> None:
         self._inside = False
-        arrived = self._arrived if self._buckets is None else self._buckets.arrived
-        for param in (self.worker.params[name] for name in self.worker.params.keys() - arrived):
+        for param in (self.worker.params[name] for name in self.worker.params.keys() - self._arrived):
             if param.trains and (gradient := param.gradient) is not None:  # of earlier micro-batches alone
                 self.held.scale(param.parameter, gradient)
         if self._buckets is None:
             self.steps.settle_skipped()
             self.steps.doubts.backward_is_over()
-            self._scaled_at = self.worker.step
             return
         unused, update = self._buckets.finish(), self.worker.recipe.update
         if sends := update is not None and update.sends_momentum:  # earlier micro-batches may have used some

@@ -14,7 +14,7 @@ class LoopWarnings:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._said = set[str]()
-        self._unstepped, self._step = 0, 0
+        self._unstepped, self.passed = 0, 0  # backward passes at one step, and which, under local recipes
 
     def never_stepped(self, thrown_away: bool) -> None:
         """Warn that a backward pass began with no step after the last one, though its gradients were finite."""
@@ -45,8 +45,8 @@ class LoopWarnings:
 
     def backward_is_over(self) -> None:
         """Warn under a local recipe if many backward passes had no step: then nothing is ever averaged."""
-        self._unstepped = self._unstepped + 1 if self._worker.step == self._step else 1
-        self._step = self._worker.step
+        self._unstepped = self._unstepped + 1 if self._worker.step == self.passed else 1
+        self.passed = self._worker.step
         if self._unstepped == MANY:
             self._say(
                 "no step",
