@@ -14,6 +14,7 @@ from gossamer.core.hashes import hash_of
 from gossamer.core.memory_pool import MemoryPool
 from gossamer.core.verbs import AllReduce, Program, all_reduce, join, start
 from gossamer.kernels.finite import all_finite
+from gossamer.runtime.optimizers import members
 from gossamer.runtime.params import Param, local_part
 
 if TYPE_CHECKING:
@@ -30,13 +31,12 @@ class OptimizerState:
 
     def tensors(self, moments: Sequence[int] = ()) -> list[Tensor]:
         """The momentum buffers, without counters; only the first or the second moments (1, 2) if asked."""
-        found = list[Tensor]()
-        for param in self._worker.params.values():
-            for key, value in self._entries(param):
-                wanted = not moments or MOMENTS.get(key) in moments
-                if wanted and _is_buffer_of(param, key, value):
-                    found.append(param.local(value))
-        return found
+        return [
+            param.local(value)
+            for param in self._worker.params.values()
+            for key, value in self._entries(param)
+            if (not moments or MOMENTS.get(key) in moments) and _is_buffer_of(param, key, value)
+        ]
 
     def reset(self) -> None:
         for state, group in self._states():
@@ -59,11 +59,15 @@ class OptimizerState:
         for group in self._worker.optimizer.param_groups:
             for p in group["params"]:
                 if id(p) in ours:
-                    yield self._worker.optimizer.state.get(p, {}), group
+                    yield self._kept(p), group
+
+    def _kept(self, parameter: Tensor) -> dict[str, Any]:
+        """The optimizer's state of a parameter; empty where it has none."""
+        return next((o.state[parameter] for o in members(self._worker.optimizer) if parameter in o.state), {})
 
     def _entries(self, param: Param) -> list[tuple[str, Any]]:
-        """The optimizer's state of a parameter, in an order that all ranks share."""
-        return sorted(self._worker.optimizer.state.get(param.parameter, {}).items())
+        """The same by key, in an order that all ranks share."""
+        return sorted(self._kept(param.parameter).items())
 
     def average(self, moments: Sequence[int] = ()) -> Program[None]:
         """Average the buffers over all ranks, uncompressed, with this rank's weight."""
@@ -76,13 +80,12 @@ class OptimizerState:
         counters after skipped steps, all of it begins anew, and False is returned.
         """
         tensors = self.tensors()
-        if not (yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers())):
+        equal = yield from self._all_hold([tuple(t.shape) for t in tensors] + self._besides_buffers())
+        if equal and tensors:
+            equal = yield from self._average(tensors)
+        if not equal:
             self.reset()
-            return False
-        if tensors and not (yield from self._average(tensors)):
-            self.reset()
-            return False
-        return True
+        return equal
 
     def _besides_buffers(self) -> list[Any]:
         """What the state holds besides buffers of a parameter's shape, or hashes of it."""

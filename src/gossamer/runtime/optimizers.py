@@ -11,8 +11,6 @@ class Optimizing(Protocol):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]: ...
-    @property
-    def state(self) -> Mapping[Any, Any]: ...
 
 
 class Together:
@@ -27,10 +25,6 @@ class Together:
         """The groups of all members. One that is added later comes last, since buckets know theirs by its number."""
         self._places |= {(i, j): None for i, member in enumerate(self.members) for j in range(len(member.param_groups))}
         return [self.members[i].param_groups[j] for i, j in self._places]
-
-    @property
-    def state(self) -> Mapping[Any, Any]:
-        return {parameter: kept for member in self.members for parameter, kept in member.state.items()}
 
 
 def members(optimizer: Optimizing) -> tuple[Any, ...]:
