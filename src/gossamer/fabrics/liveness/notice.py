@@ -30,7 +30,6 @@ class Notice:
     def __init__(self, pulse: Heartbeat, everyone: SharedStore | None = None) -> None:
         self._pulse, self._store = pulse, everyone or pulse.store
         self.received: int | None = None  # the signal that this rank got
-        self.told_at: float | None = None  # time at which it got it
         self._lock = threading.Lock()
         self._passed = -1  # the last step after which the loop went on
         self._own: int | None = None  # the first step after which this rank can stop
@@ -113,7 +112,6 @@ class OwnNotice:
 
     def __init__(self) -> None:
         self.received: int | None = None  # the signal that this rank got
-        self.told_at: float | None = None  # time at which it got it
 
     @property
     def stops_after(self) -> int | None:
@@ -135,8 +133,8 @@ def taken_as_notice(notice: Notice | OwnNotice) -> Generator[None]:
     before = dict[int, Any]()
 
     def take(number: int, frame: Any) -> None:
-        # Plain values only: the thread that was stopped may hold any lock.
-        notice.received, notice.told_at = number, time.monotonic()
+        # A plain value only: the thread that was stopped may hold any lock.
+        notice.received = number
         restore()
 
     def restore() -> None:
