@@ -81,9 +81,9 @@ class JointConsensus:
 
     def _attempt(self) -> bool:
         """Vote, and do what the votes say; True if all have the consensus."""
-        began = self._generation
+        began = self._fabric.generation
         holders = self._fabric.run(self._vote())
-        if self._generation != began:
+        if self._fabric.generation != began:
             return False
         if all(holders):
             return True
@@ -91,14 +91,9 @@ class JointConsensus:
             self._fabric.run(self._take(holders.index(True)))
         else:
             swapping = consensus.swap_in(self._worker, self._steps.shared)
-            self._fabric.run(up_to_a_change(swapping, lambda: self._generation == began))
+            self._fabric.run(up_to_a_change(swapping, lambda: self._fabric.generation == began))
         self._has, self._kept = True, consensus.remember(self._steps.model)
         return False
-
-    @property
-    def _generation(self) -> int:
-        members = self._fabric.members
-        return 0 if members is None else members.epoch.number
 
     def _vote(self) -> Program[list[bool]]:
         """Who has the consensus, by rank."""

@@ -151,9 +151,9 @@ class Shares:
 
     def _attempt(self, samples: int, seconds: float, most: int | None) -> list[int] | None:
         """Plan with those who are there now; None if that has changed."""
-        began = self._generation
+        began = self._fabric.generation
         program = share_out(self._worker, samples, seconds, most, self._planned)
-        planning = self._worker.jointly(up_to_a_change(program, lambda: self._generation == began))
+        planning = self._worker.jointly(up_to_a_change(program, lambda: self._fabric.generation == began))
         try:
             found = self._fabric.run(planning, "comm.share", self._worker.step - 1)
         except MembersChanged:
@@ -161,11 +161,7 @@ class Shares:
         except PeerError as failure:
             outlive(self._worker, self._fabric, failure)
             return None
-        return found if self._generation == began else None
-
-    @property
-    def _generation(self) -> int:
-        return 0 if self._fabric.reunion is None else self._fabric.reunion.generation
+        return found if self._fabric.generation == began else None
 
     def _equal_part(self, samples: int, most: int | None) -> int:
         part = max(samples // self._worker.size + (self._worker.rank < samples % self._worker.size), 1)

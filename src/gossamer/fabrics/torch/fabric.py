@@ -112,6 +112,11 @@ class TorchFabric:
         return Present(members.place, there.ranks, there.lives, members.joins, members.weights)
 
     @property
+    def generation(self) -> int:
+        """The number of this generation of members, as each change of them begins another; 0 without members."""
+        return 0 if self.members is None else self.members.epoch.number
+
+    @property
     def place(self) -> int:
         """The number of this rank, or under members of its node, from the start."""
         members = self.members

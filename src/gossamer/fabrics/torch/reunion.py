@@ -31,14 +31,11 @@ class Reunion:
     def opens(self, meet: Callable[[], Program[None]]) -> None:
         """Handle failures from now on. `meet` is what the ranks say to one another then; all ranks call this together."""
         self._meet = meet
-        members = self._fabric.members
-        assert members is not None
         for lane in self._fabric.session.lanes.values():
             lane.driver.last = self.listener()
 
     def listener(self) -> LastCollective | None:
-        members = self._fabric.members
-        return LastCollective(members.epoch.number) if self._meet is not None and members is not None else None
+        return None if self._meet is None else LastCollective(self.generation)
 
     def join_in(self) -> None:
         """Meet those that were at work before this rank came."""
@@ -55,8 +52,7 @@ class Reunion:
     @property
     def generation(self) -> int:
         """The number of the generation in which this rank has met the others last."""
-        members = self._fabric.members
-        return 0 if members is None else members.epoch.number
+        return self._fabric.generation
 
     @property
     def is_open(self) -> bool:
