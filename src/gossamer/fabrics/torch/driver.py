@@ -84,7 +84,6 @@ class NetworkDriver:
         self.asking = False
         self.last: LastCollective | None = None  # kept where ranks may be lost
         self.patience = PATIENCE  # seconds that the others have, after a failure, to report their position
-        self.outlives = False  # True where ranks may be lost: then a broken connection ends a wait in the store too
 
     def open(self, number: int, says: str, make: Make, halt: threading.Event) -> None:
         """Connect this comm thread; all ranks do so together.
@@ -288,7 +287,7 @@ class NetworkDriver:
             # The members have one flag of their own, and each shard of a model a part of the store.
             if ready() or self._fabric.flag_is_up("broken") or (members is not None and members.is_called):
                 return True
-            if group is not None and self.outlives and time.monotonic() - looked >= _LOOK:
+            if group is not None and members is not None and time.monotonic() - looked >= _LOOK:
                 group.look()
                 looked = time.monotonic()
             return False

@@ -67,7 +67,7 @@ class FabricSession:
         number = len(self.lanes)
         driver = NetworkDriver(fabric, name, self._store, self.pulse, self._check, fabric.device)
         if fabric.reunion is not None:
-            driver.patience, driver.outlives = 0.0, True  # lost ranks are found, and the others continue
+            driver.patience = 0.0  # lost ranks are found, and the others continue
             driver.last = fabric.reunion.listener()
         lane = OpenLane(CommThread(name, driver, self.pulse, fabric.device), driver, served)
         self.lanes[name] = lane
