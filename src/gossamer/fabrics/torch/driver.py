@@ -247,7 +247,8 @@ class NetworkDriver:
         finally:
             self.asking = False
         self._pulse.moves += 1
-        numbers, name = traffic(verb, self._store.rank, self._store.size, self._parent.per_node), type(verb).__name__
+        per_node, name = self._parent.ledger.per_node, type(verb).__name__
+        numbers = traffic(verb, self._store.rank, self._store.size, per_node)
         self.watch.end(began, partial(self._parent.note, handle.step, name, handle.label, numbers, group.among))
         return answer
 

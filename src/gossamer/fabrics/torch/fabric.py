@@ -206,11 +206,6 @@ class TorchFabric:
         self.groups_of = groups_of
         self.form(groups, per_node)
 
-    @property
-    def per_node(self) -> int:
-        """Number of ranks per node, as counted by the ledger."""
-        return self.ledger.per_node
-
     def start(self, program: Program[T], label: str = "", step: int = 0, lane: str = "comm") -> Handle[T]:
         """Start a program on a comm thread, and return its handle without waiting."""
         return self.session.put(program, label, step, lane)
