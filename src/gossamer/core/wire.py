@@ -156,14 +156,12 @@ class EqualReader(Reader):
 class GatheredWires(list[Tensor]):
     """Gathered wires, and what ranks that a fabric serves together have made of them.
 
-    What all ranks would compute alike, the first of them computes, and the others copy what `copied` has kept of it.
+    What all ranks would compute alike, the first of them computes, and the others copy it.
     """
 
-    def __init__(
-        self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]], copied: Callable[[Tensor], Tensor]
-    ) -> None:
+    def __init__(self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]]) -> None:
         super().__init__(wires)
-        self.known, self.copied = known, copied
+        self.known = known
 
 
 def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T]) -> T:
@@ -172,7 +170,7 @@ def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T
         return compute()
     if key not in wires.known:
         found = compute()
-        wires.known[key] = wires.copied(out), found
+        wires.known[key] = out.clone(), found
         return found
     written, found = wires.known[key]
     out.copy_(written)
