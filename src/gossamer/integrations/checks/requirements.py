@@ -4,24 +4,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gossamer.combinations import ways
-from gossamer.core.constraints import Constrained, Constraint, agree, excludes, requires
+from gossamer.core.constraints import Constraint, agree, excludes, requires
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.recipe import Recipe
 
 
-class Requirements(NamedTuple):
-    """Constraints of attach or the DDP hook; it has no traits of its own."""
-
-    constraints: Sequence[Constraint]
-    traits: frozenset[str] = frozenset()
-
-
-class _Named(NamedTuple):
-    """The whole recipe, for error texts that quote it."""
+class _Required(NamedTuple):
+    """The whole recipe, for error texts that quote it, and the constraints of attach or the DDP hook on its parts."""
 
     recipe: Recipe
+    constraints: Sequence[Constraint]
     traits: frozenset[str] = frozenset()
-    constraints: tuple[Constraint, ...] = ()
 
     def __str__(self) -> str:
         return str(self.recipe)
@@ -31,9 +24,8 @@ def refuse(recipe: Recipe, *constraints: Constraint) -> None:
     """Raise an error if the recipe breaks a constraint, for any parameter, now or after a controller's change."""
     try:
         for one in (recipe, *recipe.reached):
-            host: dict[str, Constrained] = {"host": Requirements(constraints), "recipe": _Named(one)}
             for way in ways(one):
-                agree({**way, **host})
+                agree({**way, "recipe": _Required(one, constraints)})
     except RecipeError as refusal:
         raise AttachError(str(refusal)) from None
 
