@@ -196,7 +196,7 @@ def parameters(worker: Worker) -> dict[str, str]:
 
 
 def cut(buckets: Sequence[BucketState]) -> list[list[str]]:
-    return [[s.name for s in c.layout.segments] for c in buckets]
+    return [bucket.names for bucket in buckets]
 
 
 def read_recipe(text: str, worker: Worker) -> Recipe:
@@ -242,12 +242,11 @@ def check_whole(worker: Worker, found: Manifest, buckets: Sequence[BucketState],
     entries = {**found.equal, **next(iter(found.own.values()))}
     fragments = {name: c.fragment for c in buckets for name in c.names}
     for bucket, state in zip(buckets, states, strict=True):
-        inside = [s.name for s in bucket.layout.segments]
         together = [name for name in worker.params if fragments[name] == bucket.fragment]
-        wanted = [("mixer", word, name) for word in state["mixer"] for name in inside]
+        wanted = [("mixer", word, name) for word in state["mixer"] for name in bucket.names]
         for word in state["schedule"]:
             if worker.recipe.schedule.policy(word) != "shard":
-                wanted += [("schedule", word, name) for name in (inside if word in BY_BLOCK else together)]
+                wanted += [("schedule", word, name) for name in (bucket.names if word in BY_BLOCK else together)]
         for role, word, name in wanted:
             if state[role][word].dtype != torch.uint8 and f"{role}/{word}/{name}" not in entries:
                 raise CheckpointError(

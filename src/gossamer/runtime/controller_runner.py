@@ -205,7 +205,7 @@ class ControllerRunner:
             return means
         pairs = zip(old, means, strict=True)
         named = {name: view for bucket, mean in pairs for name, view in Bucket(mean, bucket.layout).tensors()}
-        return [bucket.gather([named[s.name] for s in bucket.layout.segments]) for bucket in self._worker.buckets]
+        return [bucket.gather([named[name] for name in bucket.names]) for bucket in self._worker.buckets]
 
     def restore(self, recipe: Recipe, due: Recipe, state: State) -> None:
         """Restore a controller's choice and state from a checkpoint."""

@@ -108,7 +108,7 @@ def by_parameter(state: State, bucket: BucketState) -> dict[str, Tensor]:
 def by_bucket(bucket: BucketState, entries: Mapping[str, Tensor]) -> State:
     """The inverse of `by_parameter`; missing parameters are zero."""
     state: State = {}
-    names = dict.fromkeys(s.name for s in bucket.layout.segments)
+    names = dict.fromkeys(bucket.names)
     for key in dict.fromkeys(map(entry_name, entries)):
         found = {name: entries[f"{key}/{name}"] for name in names if f"{key}/{name}" in entries}
         if found and ":" not in key:
