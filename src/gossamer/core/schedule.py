@@ -27,6 +27,10 @@ class Share(NamedTuple):
         """Shares of one rank that counts once, by bucket."""
         return [Share(value, torch.ones((), dtype=torch.float32)) for value in values]
 
+    def flat(self) -> Tensor:
+        """A new tensor with the value, and the weight at its end."""
+        return torch.cat([self.value, self.weight.to(self.value).view(1)])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:

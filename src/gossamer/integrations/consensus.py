@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from gossamer.core.bucket import Bucket
 from gossamer.core.errors import PeerError
 from gossamer.core.hashes import hash_of
-from gossamer.core.schedule import Share, together
+from gossamer.core.schedule import together
 from gossamer.core.stream_events import read_numbers
 from gossamer.core.verbs import Program, all_reduce
 from gossamer.integrations.handshake import numbers_of_all
@@ -50,9 +50,7 @@ def swap_in(worker: Worker, buffers: SharedBuffers) -> Program[None]:
             finite = [bool(said) for (said,) in (yield from numbers_of_all([mine], torch.uint8, worker.device))]
         _say_who_is_left_out(worker, finite)
     for bucket, share in zip(worker.buckets, judged or []):
-        if not finite[worker.rank]:
-            share = Share(torch.zeros_like(share.value), torch.zeros_like(share.weight))
-        given = torch.cat([share.value, share.weight.to(share.value).view(1)])
+        given = share.flat() if finite[worker.rank] else share.flat().zero_()
         total = yield from all_reduce(given if worker.ranks.weight == 1 else given.mul_(worker.ranks.weight))
         bucket.write(total[:-1] / total[-1])
     yield from buffers.average()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.core.errors import AttachError
-from gossamer.core.schedule import Elastic, Share
+from gossamer.core.schedule import Elastic
 from gossamer.core.verbs import MembersChanged, Program, all_reduce
 from gossamer.fabrics.liveness.departure import Departure
 from gossamer.fabrics.liveness.members import Members
@@ -175,7 +175,7 @@ class PartingTogether(Parting):
             return []
         counts, models = all_finite([share.value for share in shares]), list[Tensor]()
         for share in shares:
-            total = yield from all_reduce(_flat(share) if counts else torch.zeros_like(_flat(share)))
+            total = yield from all_reduce(share.flat() if counts else share.flat().zero_())
             models.append(total[:-1] / total[-1] if float(total[-1]) else share.value)
         return models
 
@@ -200,7 +200,3 @@ class PartingAtOwnPace(Parting):
         schedule, worker = self._worker.recipe.schedule, self._worker
         assert isinstance(schedule, Elastic)
         return True, self._fabric.run(schedule.depart(worker.loop), "leaving", worker.step - 1)
-
-
-def _flat(share: Share) -> Tensor:
-    return torch.cat([share.value, share.weight.to(share.value).view(1)])
