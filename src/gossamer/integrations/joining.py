@@ -84,11 +84,10 @@ def make_worker(
     facts = fingerprint(worker, {**plan.facts, **hyperparameters(plan.optimizers)}, model)
     if fabric.present.joins:  # others are at work
         _compare_with_the_first(worker, facts, fabric)
-        fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
-        return worker
-    fabric.run(compare(worker, facts), what)
+    else:
+        fabric.run(compare(worker, facts), what)
+        _post(worker, facts, fabric)
     fabric.form_always(plan.recipe.groups, plan.recipe.ranks_per_node)
-    _post(worker, facts, fabric)
     return worker
 
 
