@@ -80,9 +80,7 @@ MODELS: Mapping[str, Callable[[], Shapes]] = {
 }
 
 
-def known_model(
-    name: str, step: float, *, memory_rate: float = 600e9, momenta: int = 2, dtype: str = "fp32"
-) -> ModelCost:
+def known_model(name: str, step: float, *, memory_rate: float = 600e9, dtype: str = "fp32") -> ModelCost:
     """The cost of a known model whose step takes `step` seconds on one rank alone: a third is forward, as is usual.
 
     >>> known_model("gpt2", 0.35).numel
@@ -90,7 +88,7 @@ def known_model(
     """
     if name not in MODELS:
         raise CostError(f"there is no model called {name!r}. {nearest(name, list(MODELS))}")
-    return from_shapes(MODELS[name](), step, name=name, memory_rate=memory_rate, momenta=momenta, dtype=dtype)
+    return from_shapes(MODELS[name](), step, name=name, memory_rate=memory_rate, dtype=dtype)
 
 
 def from_shapes(
