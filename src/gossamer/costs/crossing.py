@@ -117,9 +117,8 @@ def crossing_of(verb: Shared, rank: int, cluster: Cluster, size: int, sharing: i
     nodes = _nodes(ranks, per_node)
     moved = traffic(verb, rank, size, per_node)
     match verb:
-        case AllReduce(tensor):
-            length = tensor.numel() * tensor.element_size()
-            messages, between, pattern = _reduce_messages(cluster, length, count, nodes)
+        case AllReduce():
+            messages, between, pattern = _reduce_messages(cluster, count, nodes)
             card = moved.sent if nodes > 1 else 0
         case AllGather(wire):
             messages, pattern = count - 1, "ring"
@@ -160,7 +159,7 @@ def _nodes(ranks: Sequence[int], per_node: int) -> int:
     return len(ranks) if per_node == 1 else len({r // per_node for r in ranks})
 
 
-def _reduce_messages(cluster: Cluster, length: int, count: int, nodes: int) -> tuple[int, int, Pattern]:
+def _reduce_messages(cluster: Cluster, count: int, nodes: int) -> tuple[int, int, Pattern]:
     """Messages of an all-reduce in a row, and how many of them leave the node: a ring's; for NCCL a tree's where it is faster."""
     ring = 2 * (count - 1), 2 * _ring_between(cluster, count - 1, nodes), "ring"
     if cluster.backend == "gloo" or nodes < 2:
