@@ -61,4 +61,4 @@ class MemoryPool:
 
     def like(self, tensor: Tensor) -> Tensor:
         """An uninitialised tensor of the same shape, dtype and device."""
-        return self.of(tensor.numel() * tensor.element_size(), tensor.device).view(tensor.dtype).view(tensor.shape)
+        return self.of(tensor.nbytes, tensor.device).view(tensor.dtype).view(tensor.shape)

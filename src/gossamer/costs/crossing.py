@@ -41,8 +41,7 @@ def traffic(verb: Verb, rank: int, size: int, per_node: int = 1) -> Traffic:
 
     match verb:
         case AllReduce(tensor):
-            n = tensor.numel() * tensor.element_size()
-            return _ring(n, 2 * (count - 1) * n // count, stays((index + 1) % count))
+            return _ring(tensor.nbytes, 2 * (count - 1) * tensor.nbytes // count, stays((index + 1) % count))
         case AllGather(wire):
             return _ring(wire.numel(), (count - 1) * wire.numel(), stays((index + 1) % count))
         case AllToAll(_, lengths):

@@ -72,7 +72,7 @@ def broadcast(tensors: Sequence[Tensor], device: torch.device, gives: bool, take
 
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """Yield writable views, none longer than a bucket: the same ones on all ranks, whatever the layout in memory."""
-    count = -(-tensor.numel() * tensor.element_size() // BUCKET)
+    count = -(-tensor.nbytes // BUCKET)
     if count <= 1:
         yield tensor
         return
@@ -97,13 +97,12 @@ def _buckets(pieces: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 def _room(piece: Tensor) -> int:
     """Size of a piece in bytes, rounded up to a multiple of 16, where every type is aligned."""
-    size = piece.numel() * piece.element_size()
-    return size + -size % 16
+    return piece.nbytes + -piece.nbytes % 16
 
 
 def _as(piece: Tensor, wire: Tensor) -> Tensor:
     """View the front of a wire with the type and shape of a piece."""
-    return wire[: piece.numel() * piece.element_size()].view(piece.dtype).view(piece.shape)
+    return wire[: piece.nbytes].view(piece.dtype).view(piece.shape)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:

@@ -97,7 +97,7 @@ def frozen_bytes(model: nn.Module) -> int:
     288
     """
     held = [*(p for p in model.parameters() if not p.requires_grad), *model.buffers()]
-    return sum(t.numel() * t.element_size() for t in held)
+    return sum(t.nbytes for t in held)
 
 
 def untrained(model: nn.Module, step: float, *, name: str, memory_rate: float, dtype: str | None = None) -> ModelCost:

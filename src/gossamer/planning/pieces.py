@@ -193,7 +193,7 @@ class Programs:
             drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
         verbs.clear()
         drive(program.run(Bucket(flat, layout), context_of(size), states, True), answer)
-        held = sum(t.numel() * t.element_size() for state in states for t in state.values())
+        held = sum(t.nbytes for state in states for t in state.values())
         return verbs, held
 
 
@@ -201,7 +201,7 @@ def _length(verb: Verb) -> int:
     """The bytes of a collective's tensor, of its wire, or of its wire to the next rank."""
     match verb:
         case AllReduce(tensor):
-            return tensor.numel() * tensor.element_size()
+            return tensor.nbytes
         case AllGather(wire):
             return wire.numel()
         case AllToAll(wires):

@@ -95,7 +95,7 @@ class LastCollective:
     @property
     def length(self) -> int:
         """Bytes of the last answer; 0 if it cannot be given."""
-        return sum(t.numel() * t.element_size() for t in self._answer)
+        return sum(t.nbytes for t in self._answer)
 
     @property
     def is_resolved(self) -> bool:
@@ -118,7 +118,7 @@ class LastCollective:
             return 0
         match self.broken.verb:
             case AllReduce(tensor):
-                return tensor.numel() * tensor.element_size()
+                return tensor.nbytes
             case AllGather(wire):
                 return ranks * wire.numel()
             case _:

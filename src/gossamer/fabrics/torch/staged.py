@@ -95,7 +95,7 @@ class Staged:
 
     def _down(self, tensor: Tensor) -> Tensor:
         """A copy in host memory. Other Python threads can run while this one waits for it."""
-        host = pinned(tensor.numel() * tensor.element_size()).view(tensor.dtype).view(tensor.shape)
+        host = pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
         host.copy_(tensor, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)
         copied.record(torch.cuda.current_stream(self._device))
