@@ -190,22 +190,23 @@ class StepLoop(ScheduleSteps):
         self._done[optimizer] = stepped
         self._note(StepEvent.TURN)
         self.worker.update_step.leave(optimizer)
-        over = len(self._done) == len(self.optimizers)
-        if over and self._under_way is None:
+        if len(self._done) < len(self.optimizers):
+            return
+        if self._under_way is None:
             self._done = {}
             self._note(StepEvent.END)
             self.worker.step += 1
-        elif over:
+        else:
             self._finish(descended=any(self._done.values()))
-        if over and stepped:
+        if stepped:
             self.meter.step_ended()
-        if over and self.fabric.members is not None and self.fabric.size > 1:
+        if self.fabric.members is not None and self.fabric.size > 1:
             self.fabric.members.step_ended()
-        if over and self.parting is not None:
+        if self.parting is not None:
             self.parting.after_step()
             if self.parting.has_left:
                 return
-        if over and self.regrouping is not None:
+        if self.regrouping is not None:
             self.regrouping.between_steps()
             self.take_part()
 
