@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gossamer.planning.dry_run import DryRun, span
-from gossamer.planning.events import Busy, Event, Launch, StepEnds, Wait
+from gossamer.planning.events import Busy, Event, Launch, OptimizerSteps, StepEnds, Wait
 from gossamer.planning.pieces import Piece, Programs
 from gossamer.planning.replay import Action, StartProgram, Step
 from gossamer.planning.work import MeasuredWork
@@ -84,8 +84,7 @@ def _copies(run: DryRun) -> float:
 
 
 def _updates_at(step: Step) -> int:
-    names = [type(action).__name__ for action in step]
-    return names.index("OptimizerSteps") if "OptimizerSteps" in names else len(names) - 1
+    return next((i for i, action in enumerate(step) if isinstance(action, OptimizerSteps)), len(step) - 1)
 
 
 def _busy_after_update(step: Step, seconds: float) -> Step:
