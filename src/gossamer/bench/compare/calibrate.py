@@ -62,7 +62,7 @@ class Calibration:
     foreign: float  # cores that other programs used meanwhile
     work: Mapping[str, WorkTable] = field(default_factory=dict[str, WorkTable])
 
-    def cluster(self, backend: str = "gloo") -> Cluster:
+    def cluster(self) -> Cluster:
         """The cluster: one group of hosts, or one for each rank where links differ."""
         share = self.cores / self.ranks_per_machine
         alike = max(self.links) <= ALIKE * min(self.links)

@@ -29,13 +29,13 @@ def results_of(spec: CheckSpec, told: Sequence[Reply]) -> GpuResults:
         return GpuResults(_none(spec, told, [rank for rank, at in reached.items() if at is None]), ())
     last = min(spec.subjects.index(at) for at in reached.values() if at is not None)
     found = {
-        subject: {rank: _of(spec, subject, rank, events[rank], told[rank]) for rank in spec.ranks}
+        subject: {rank: _of(spec, subject, events[rank], told[rank]) for rank in spec.ranks}
         for subject in spec.subjects[: last + 1]
     }
     return GpuResults(found, spec.subjects[last + 1 :])
 
 
-def _of(spec: CheckSpec, subject: str, rank: int, events: Events, told: Reply) -> Finding:
+def _of(spec: CheckSpec, subject: str, events: Events, told: Reply) -> Finding:
     """Finding of one rank on one subject; a failure if its process ended there."""
     ended_here = bool(told.ending) and _last_begun(events) == subject
     if ended_here:
