@@ -47,7 +47,7 @@ from gossamer.integrations.steps import StepLoop
 from gossamer.integrations.weights import agree_on_weights, check_weight, refuse_weights
 from gossamer.recipe import Recipe
 
-MemoryPool = Literal["average", "broadcast", "local"]
+BufferPolicy = Literal["average", "broadcast", "local"]
 
 
 def attach(
@@ -61,7 +61,7 @@ def attach(
     deadline: float = 300.0,
     patience: Patience = "alive",
     weight: float = 1.0,
-    buffers: MemoryPool | None = None,
+    buffers: BufferPolicy | None = None,
     scaler: Any = None,
     find_unused_parameters: bool = False,
     before_step: Callable[[], None] | None = None,
@@ -224,7 +224,7 @@ def _optimizers_for(recipe: Recipe, model: nn.Module, given: object) -> tuple[Op
     return optimizers
 
 
-def _as_ddp_does(wrapper: DistributedDataParallel | None) -> MemoryPool | None:
+def _as_ddp_does(wrapper: DistributedDataParallel | None) -> BufferPolicy | None:
     """Return the buffer policy of DDP, if there is one: "broadcast" from rank 0, unless `broadcast_buffers=False`."""
     return "broadcast" if wrapper is not None and wrapper.broadcast_buffers and any(floats(wrapper.module)) else None
 
@@ -232,7 +232,7 @@ def _as_ddp_does(wrapper: DistributedDataParallel | None) -> MemoryPool | None:
 def check(
     model: nn.Module,
     recipe: Recipe,
-    buffers: MemoryPool | None = None,
+    buffers: BufferPolicy | None = None,
     scaler: Any = None,
     find_unused_parameters: bool = False,
 ) -> str:
@@ -243,7 +243,7 @@ def check(
     return buffers or "consensus"
 
 
-def _wants(model: nn.Module, buffers: MemoryPool | None, scaler: Any, find_unused: bool) -> Iterator[Constraint]:
+def _wants(model: nn.Module, buffers: BufferPolicy | None, scaler: Any, find_unused: bool) -> Iterator[Constraint]:
     """Yield the constraints that the options put on a recipe."""
     if buffers in SHARED:
         yield for_buffers(buffers)

@@ -92,7 +92,7 @@ class RankGroup:
             self._connection.hang_up(patience)
 
 
-BucketView = tuple[str, int, str]  # the program's label, the number of its collectives so far, and the verb
+CollectivePlace = tuple[str, int, str]  # the program's label, the number of its collectives so far, and the verb
 
 _MANY = 10_000  # entries; bounds the memory of a comm thread whose labels never repeat
 
@@ -107,7 +107,7 @@ class SizeHistory:
     """
 
     def __init__(self) -> None:
-        self._seen = dict[BucketView, set[object]]()
+        self._seen = dict[CollectivePlace, set[object]]()
         self._turns = set[tuple[object, object]]()
         self._last: object = None
 
