@@ -240,7 +240,7 @@ def check_whole(worker: Worker, found: Manifest, buckets: Sequence[BucketState],
             f"with the buckets and parameter groups of the saved recipe: {found.head['recipe']}"
         )
     entries = {**found.equal, **next(iter(found.own.values()))}
-    fragments = {name: c.fragment for c in buckets for name in c.names}
+    fragments = {name: bucket.fragment for bucket in buckets for name in bucket.names}
     for bucket, state in zip(buckets, states, strict=True):
         together = [name for name in worker.params if fragments[name] == bucket.fragment]
         wanted = [("mixer", word, name) for word in state["mixer"] for name in bucket.names]

@@ -45,7 +45,7 @@ class Backward:
         if self.steps.scaler is not None and averages:  # differences of parameters know no scale
             self._scale = KnownScale(self.steps.scaler)
         self.worker.averaging.hand_over = self.worker.update_step.put
-        self.steps.on_new_channels, self.steps.average_late = self.rebuild, self._average_late
+        self.steps.on_new_buckets, self.steps.average_late = self.rebuild, self._average_late
         self.steps.refuse_to_add = self.held.refuse_to_add
         self.rebuild()
         return [self]

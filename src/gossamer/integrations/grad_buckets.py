@@ -16,11 +16,11 @@ class GradBuckets:
 
     def __init__(self, worker: Worker, launch: Callable[[int, Tensor], None]) -> None:
         self.worker, self.launch = worker, launch
-        self.flats = [c.empty() for c in worker.buckets]
+        self.flats = [bucket.empty() for bucket in worker.buckets]
         self.slots = dict[str, tuple[int, Tensor]]()
         for i in range(len(self.flats)):
             self._cut(i)
-        self.sizes = [len(c.layout.segments) for c in worker.buckets]
+        self.sizes = [len(bucket.layout.segments) for bucket in worker.buckets]
         self._holders = [holders(flat) for flat in self.flats]
         self.reset()
 

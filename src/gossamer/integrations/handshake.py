@@ -29,7 +29,7 @@ def fingerprint(worker: Worker, extras: dict[str, Any], model: nn.Module) -> dic
     frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
     for name, t in [*frozen.items(), *model.named_buffers()]:
         facts[f"frozen parameter or buffer {name}"] = f"{str(t.dtype).removeprefix('torch.')} {tuple(t.shape)}"
-    facts["parameters that travel together, by learning rate"] = [c.name for c in worker.buckets]
+    facts["parameters that travel together, by learning rate"] = [bucket.name for bucket in worker.buckets]
     return facts
 
 

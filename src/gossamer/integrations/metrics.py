@@ -227,7 +227,7 @@ def _ages(ages: Counter[int]) -> dict[str, float]:
 
 def _ring_bytes(worker: Worker, size: int) -> float:
     """Return the bytes that each of so many ranks sends in a ring all-reduce of all gradients, uncompressed."""
-    dense = sum(c.layout.numel * c.layout.dtype.itemsize for c in worker.buckets)
+    dense = sum(bucket.layout.numel * bucket.layout.dtype.itemsize for bucket in worker.buckets)
     return 2 * (size - 1) * dense / size
 
 

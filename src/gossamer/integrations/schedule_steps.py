@@ -36,7 +36,7 @@ class ScheduleSteps:
         self.fabric, self.meter = fabric, meter
         self.shared = SharedBuffers(model, worker, plan.facts["buffers"])
         self.before_step: Callable[[], None] | None = None  # called before each optimizer step, and each missed update
-        self.on_new_channels: Callable[[], None] = do_nothing
+        self.on_new_buckets: Callable[[], None] = do_nothing
         self.doubts = LoopWarnings(worker)
         self._param_watch = ParamWatch(model, {name: param.parameter for name, param in worker.params.items()})
         self.state = StepState.IDLE
@@ -83,7 +83,7 @@ class ScheduleSteps:
         self.worker.drop()
         self.retries += 1
         self.shared.let_go()
-        self.on_new_channels()  # a comm thread that is lost may still write to the buckets of this step
+        self.on_new_buckets()  # a comm thread that is lost may still write to the buckets of this step
         self.worker.update_step.put()
         self._note(StepEvent.DROP)
         self.take_part()
@@ -148,7 +148,7 @@ class ScheduleSteps:
         self.fabric.run(compare(self.worker, facts), "unfreezing parameters", self.worker.step)
         self.meter.grows()
         self.worker.follow(params_of(new))
-        self.on_new_channels()
+        self.on_new_buckets()
         return True
 
     def _finish(self, descended: bool, share: bool = True, kept: bool = False) -> None:
@@ -182,7 +182,7 @@ class ScheduleSteps:
         self.stage = 0
         self.doubts.look_for_spoilers()
         if self.worker.buckets is not buckets or self.worker.recipe.schedule.shape.averages_gradients != averaged:
-            self.on_new_channels()
+            self.on_new_buckets()
         if versions != [p._version for p in weights]:
             raise AttachError(
                 f"{self.worker.origin} wrote to parameters when this backward() showed that the last step was over, and a backward pass "

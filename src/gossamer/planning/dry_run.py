@@ -81,7 +81,7 @@ class DryRun:
         self.averages, self.mail, self.besides = list[AverageRequest](), list[MessageRequest](), list[Verb]()
         self.pooled = list[StateRequest]()  # averages of the optimizer's state
         cut = enumerate(zip(fragments, lengths or [1] * len(fragments), strict=True))
-        self.buckets = [self._channel(i, fragment, length) for i, (fragment, length) in cut]
+        self.buckets = [self._bucket(i, fragment, length) for i, (fragment, length) in cut]
         self.ranks, self.in_flight = DryRanks(size), DryInFlight()
         self.over: Exchange | None = None  # what gradients go through that go past the recipe
         self._loop = DryLoop(self)
@@ -97,7 +97,7 @@ class DryRun:
     def events(self) -> list[Event]:
         return self.recorder.events
 
-    def _channel(self, index: int, fragment: int, length: int) -> BucketState:
+    def _bucket(self, index: int, fragment: int, length: int) -> BucketState:
         noting = NotingExchange(lambda: self._exchanged(index))
         layout, zeros = Layout.of({f"p{index}": (length,)}), torch.zeros(length, dtype=torch.float32)
         return BucketState(layout, (Plain(zeros),), noting, NoMemory(), 0.0, fragment)
