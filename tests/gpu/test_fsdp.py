@@ -97,7 +97,7 @@ def way_between_replicas(rank: int, size: int) -> str:
     users.call_it(mesh["replicate"].get_group(), "cpu:gloo,cuda:nccl")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with gossamer.attach(model, optimizer, "qsgd", deadline=20.0) as comm:
-        return comm.fabric.session.seat.path
+        return comm.fabric.session.endpoint.path
 
 
 def test_between_replicas_gradients_go_through_the_host_also_where_the_mesh_has_nccl(nursery: Nursery) -> None:

@@ -60,14 +60,14 @@ class Endpoint:
     @staticmethod
     def in_group(group: Crowd, device: torch.device) -> "Endpoint":
         if isinstance(group, Members):
-            seat = group.rank, group.size, group.place, len(group.present.ranks)
+            numbers = group.rank, group.size, group.place, len(group.present.ranks)
         else:
             rank, size = (0, 1) if group is None else (group.rank(), group.size())
-            seat = rank, size, rank, size
+            numbers = rank, size, rank, size
         try:
-            return Endpoint(group, device, *seat, path(group, seat[-1], device), None)
+            return Endpoint(group, device, *numbers, path(group, numbers[-1], device), None)
         except AttachError as refusal:
-            return Endpoint(group, device, *seat, "alone", refusal)
+            return Endpoint(group, device, *numbers, "alone", refusal)
 
     def way(self, served: bool) -> Path:
         """The path of a comm thread; a `served` one receives from any rank, which NCCL cannot, so it goes through the host."""

@@ -159,7 +159,7 @@ class TorchFabric:
         """Connect to the ranks of a group, and open these comm threads. Nothing is kept of an earlier group."""
         self.before_close: Callable[[], None] | None = None  # called before the comm threads end
         session = self.session = FabricSession(self, group, self._waits, self._check)
-        self.rank, self.size = session.seat.rank, session.seat.size
+        self.rank, self.size = session.endpoint.rank, session.endpoint.size
         if self.members is not None:
             self.members.wake = session.tear
         try:
@@ -197,7 +197,7 @@ class TorchFabric:
 
     def form_always(self, groups_of: GroupsOf, per_node: int) -> None:
         """Connect the groups of so many ranks, and again whenever members have come or gone."""
-        groups = [*groups_of(self.session.seat.count)]
+        groups = [*groups_of(self.session.endpoint.count)]
         if self.members is not None and groups and self.members.node.size != per_node:
             raise AttachError(
                 f"the recipe needs groups of some ranks ({per_node} on each node), and here {self.members.node.size} of a node come and go "

@@ -42,13 +42,13 @@ class FabricSession:
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         self._fabric, self._waits, self._check = fabric, waits, check
-        seat = self.seat = Endpoint.in_group(group, fabric.device)
+        endpoint = self.endpoint = Endpoint.in_group(group, fabric.device)
         self.lanes = dict[str, OpenLane]()
         self._closed = False
-        self._groups = self._unknown(fabric.groups_of(seat.count), [])
-        self._store = seat.make_store()
+        self._groups = self._unknown(fabric.groups_of(endpoint.count), [])
+        self._store = endpoint.make_store()
         # Asked now, since the groups may be destroyed before this session ends.
-        self._hosts, self._keeps_store = seat.hosts_the_store, seat.keeps_the_store
+        self._hosts, self._keeps_store = endpoint.hosts_the_store, endpoint.keeps_the_store
         self.pulse = Heartbeat(self._store, *waits, vital=self._keeps_store or fabric.members is not None)
         # A thread that wakes while the interpreter shuts down aborts the process: end the comm threads before.
         self._at_exit = shutdown.at_exit(fabric.close)
@@ -57,9 +57,9 @@ class FabricSession:
 
     def open(self, name: str, served: bool) -> None:
         """Open a comm thread; all ranks call this, in the same order."""
-        fabric, refusal, (deadline, patience) = self._fabric, self.seat.refusal, self._waits
+        fabric, refusal, (deadline, patience) = self._fabric, self.endpoint.refusal, self._waits
         says = (
-            f"opens comm thread {name!r} over {self.seat.way(served)} with deadline {deadline:g}, patience {patience!r} and "
+            f"opens comm thread {name!r} over {self.endpoint.way(served)} with deadline {deadline:g}, patience {patience!r} and "
             f"check {self._check}"
         )
         if refusal is not None:  # tell the others, which would wait otherwise
@@ -84,14 +84,14 @@ class FabricSession:
         """Connect groups of ranks on all comm threads, and on those that are opened later; all ranks call this."""
         new = self._unknown(groups, self._groups)
         for group in new:
-            refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self.seat.count)
+            refuse_group(AllGather(torch.empty(0, dtype=torch.float32), among=group), group[0], self.endpoint.count)
         self._groups += new
         for name in self.lanes:
             self._form(name, new)
 
     def _unknown(self, groups: Iterable[tuple[int, ...]], known: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Groups that have to be connected: of several ranks and not of all, nor known."""
-        everybody = tuple(range(self.seat.count))
+        everybody = tuple(range(self.endpoint.count))
         return [g for g in dict.fromkeys(groups) if len(g) > 1 and g != everybody and g not in known]
 
     def _form(self, name: str, groups: list[tuple[int, ...]]) -> None:
@@ -102,7 +102,7 @@ class FabricSession:
             self._together(name, f"making groups on comm thread {name!r}", work)
 
     def _make(self, served: bool) -> Make:
-        return partial(self.seat.connect, self.seat.way(served), self._waits)
+        return partial(self.endpoint.connect, self.endpoint.way(served), self._waits)
 
     def _together(self, name: str, label: str, work: Compute) -> None:
         """Do on a comm thread what all ranks do together."""
@@ -139,13 +139,13 @@ class FabricSession:
         self._at_exit.cancel()
         if self._fabric.before_close is not None:
             self._fabric.before_close()
-        waits = self.seat.size > 1 and self._is_whole() and shutdown.without_failure()
+        waits = self.endpoint.size > 1 and self._is_whole() and shutdown.without_failure()
         until = time.monotonic() + (self._waits.deadline if waits else 0.0)
         for lane in self.lanes.values():
             last = None if lane.last is None else lane.last()
             if last is not None:
                 lane.thread.see_through(last, until)
-        fine = self.seat.size > 1 and self._is_whole()
+        fine = self.endpoint.size > 1 and self._is_whole()
         if fine and self._hosts:
             shutdown.stay_for(self._store, self._waits.deadline)
         ended = [lane for lane in self.lanes.values() if lane.thread.close(0.5, self._break_off(lane))]
@@ -173,7 +173,7 @@ class FabricSession:
         drivers = [lane.driver for lane in self.lanes.values()]
         done = {key: count for driver in drivers for key, count in driver.done().items()}
         with suppress(RuntimeError):  # the store's host may be gone already
-            self._store.raise_flag(f"pulse/{self.seat.rank}", RankStatus(0, "left", done).write())
+            self._store.raise_flag(f"pulse/{self.endpoint.rank}", RankStatus(0, "left", done).write())
             for driver in drivers:
                 driver.clear_up()
             left = [key for driver in drivers for key in driver.left()]
