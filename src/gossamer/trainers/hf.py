@@ -17,6 +17,7 @@ from gossamer.core.errors import AttachError, GossamerError
 from gossamer.integrations import consensus
 from gossamer.integrations.attach import attach
 from gossamer.integrations.broadcast import make_model_equal
+from gossamer.integrations.checks.wrappers import uncompiled
 from gossamer.integrations.communicator import Communicator
 from gossamer.recipe import Recipe
 from gossamer.trainers import sidecars
@@ -129,10 +130,9 @@ class TrainerRun(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         trainer = self.trainer
-        wrapped = trainer.model_wrapped
         try:
             comm = attach(
-                getattr(wrapped, "_orig_mod", wrapped),  # DDP, which the Trainer compiles with the model
+                uncompiled(trainer.model_wrapped),  # DDP, which the Trainer compiles with the model
                 trainer.optimizer,
                 self.recipe,
                 scaler=trainer.accelerator.scaler,
@@ -155,8 +155,7 @@ class TrainerRun(TrainerCallback):
         warn_of_gathers(trainer, comm, given.get("train_dataloader"))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        wrapped = self.trainer.model_wrapped
-        refuse_local_sgd(getattr(wrapped, "_orig_mod", wrapped), state.global_step + 1)
+        refuse_local_sgd(uncompiled(self.trainer.model_wrapped), state.global_step + 1)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         if self.run is not None and self.run.comm.stopping:
