@@ -85,6 +85,11 @@ def digest(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} {blake2b(raw.numpy().data, digest_size=16).hexdigest()}"
 
 
+def place_of(rank: int, shard: int, shards: int) -> str:
+    """Where a rank's own entries are; of a replica of several ranks, those of each shard."""
+    return f"rank{rank}/" if shards == 1 else f"replica{rank}/shard{shard}/"
+
+
 class ReadingRank(NamedTuple):
     """For which rank a checkpoint is read."""
 
@@ -145,7 +150,7 @@ class Saved:
         return self._checked(self._own(first, name) or "", first, name)
 
     def _by_shard(self, rank: int, shard: int, name: str) -> str:
-        return f"own.rank{rank}/{name}" if self._shards == 1 else f"own.replica{rank}/shard{shard}/{name}"
+        return f"own.{place_of(rank, shard, self._shards)}{name}"
 
     def _own(self, rank: int, name: str) -> str | None:
         """Where a rank's own entry is; None if it is stored once for all ranks."""

@@ -12,7 +12,7 @@ from gossamer.checkpoints.chunks import Box, box_of
 from gossamer.checkpoints.folder import Folder
 from gossamer.checkpoints.manifest import cut
 from gossamer.checkpoints.state import prepare
-from gossamer.checkpoints.tree import ReadingRank, Saved, fill
+from gossamer.checkpoints.tree import ReadingRank, Saved, fill, place_of
 from gossamer.core.errors import CheckpointError, plainly
 from gossamer.integrations.all_ranks import Attached
 from gossamer.integrations.communicator import Communicator
@@ -42,8 +42,7 @@ def find(folder: Folder, comm: Attached, key: str, strict: bool) -> Found:
     if comm.worker.replica.size > 1:  # shards agree before any of them changes
         prepare(comm.worker, state)
     shards = sharded.shards_of(folder, f"{key}.")
-    first = "own.rank0/contents" if shards == 1 else "own.replica0/shard0/contents"
-    if not isinstance(comm, Communicator) or first not in folder:
+    if not isinstance(comm, Communicator) or f"own.{place_of(0, 0, shards)}contents" not in folder:
         return Found(state, {})
     tree = tree_of(folder, int(state[0]["size"]), shards, comm)
     check_model(comm.model, tree["model"])

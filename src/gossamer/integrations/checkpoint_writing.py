@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer.checkpoints import sharded
 from gossamer.checkpoints.chunks import Chunk, box_of, is_cut
 from gossamer.checkpoints.folder import write
-from gossamer.checkpoints.tree import clear, digest, pack
+from gossamer.checkpoints.tree import clear, digest, pack, place_of
 from gossamer.core.errors import CheckpointError
 from gossamer.core.schedule import TrainsElsewhere
 from gossamer.core.verbs import Program
@@ -51,7 +51,7 @@ def collect(comm: Communicator, path: str | Path, extra: Mapping[str, Any] | Non
     model = _consensus(comm, public)
     if comm.worker.rank == 0:
         sums |= {f"consensus/{name}": digest(local_part(t)) for name, t in model.items()}
-    by_shard = _by_shard(comm)
+    by_shard = place_of(comm.worker.rank, comm.worker.replica.index, comm.worker.replica.size)
     own = dict[str, Any]()
     for name, t in tensors.items():
         if name not in equal:
@@ -112,12 +112,6 @@ def _writes_for_all(comm: Communicator, tensor: Tensor) -> bool:
 def _place(comm: Communicator, tensor: Tensor, by_shard: str) -> str:
     """Where a replica's own tensor is written."""
     return f"replica{comm.worker.rank}/" if comm.worker.replica.size > 1 and is_cut(tensor) else by_shard
-
-
-def _by_shard(comm: Communicator) -> str:
-    """Where a rank's own values are written."""
-    replica = comm.worker.replica
-    return f"rank{comm.worker.rank}/" if replica.size == 1 else f"replica{comm.worker.rank}/shard{replica.index}/"
 
 
 def in_host_memory(entries: Entries) -> Entries:
