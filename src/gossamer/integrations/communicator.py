@@ -52,9 +52,8 @@ class Communicator(RunFacts):
         self._notice = StopNotice(steps)
         self._micro = 0  # micro-batches since the last step, under `accumulating`
         self.shows_consensus = False  # the model is not this rank's own now
-        self._last_checkpoint: tuple[Path, int] | None = (
-            None  # that was loaded, or begun to be saved among members(), and its step
-        )
+        # That was loaded, or begun to be saved among members(), and its step.
+        self._last_checkpoint: tuple[Path, int] | None = None
         self.saving: Saving | None = None  # the last `checkpoint.save(..., wait=False)`, perhaps still under way
         self._handles = [*steps.install(), *backward.install(), *besides]
         attached.add(self.model)

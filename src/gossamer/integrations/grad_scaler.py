@@ -121,7 +121,6 @@ def refuse_untold(recipe: Recipe, optimizer: Optimizer) -> None:
                 f"{UNTOLD}{recipe.exchange} would keep gradients of one loss scale and send them under another; call "
                 "attach(..., scaler=scaler)"
             )
-    if not getattr(
-        optimizer, "_step_supports_amp_scaling", False
-    ):  # else it is fused, and skips by itself inside of step()
+    # Else it is fused, and skips by itself inside of step().
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
         refuse(recipe, *UNTOLD_LOCAL)

@@ -32,9 +32,8 @@ class RankExits:
     """Exit codes of the ranks that ended by themselves, as Popen gives them, in the order they ended."""
 
     codes: dict[int, int] = field(default_factory=dict)
-    frozen: list[int] = field(
-        default_factory=list
-    )  # ranks that a signal such as SIGSTOP had stopped when we ended them
+    # Ranks that a signal such as SIGSTOP had stopped when we ended them.
+    frozen: list[int] = field(default_factory=list)
 
     @property
     def failures(self) -> dict[int, int]:

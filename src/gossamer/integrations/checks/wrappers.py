@@ -202,9 +202,8 @@ def refuse_ran_wrapper(model: nn.Module, attached: nn.Module) -> None:
             continue
         if DDP not in kind_names(type(wrapper)):
             raise AttachError(_sharded("this model", type(wrapper).__name__))
-        if getattr(
-            wrapper, "_lazy_init_ran", True
-        ):  # under its no_sync() too: it averages later, after the last search
+        # Under its no_sync() too: it averages later, after the last search.
+        if getattr(wrapper, "_lazy_init_ran", True):
             raise AttachError(
                 "the model is attached and also runs inside DistributedDataParallel, which averages densely first: "
                 + OUT_OF_DDP
