@@ -42,35 +42,24 @@ class NodeRanks:
 
         Others count on all ranks of a seat, from when it is taken.
         """
-        if self._store is None:
+        store = self._store
+        if store is None:
             return take()
         turn, self._turns = self._turns, self._turns + 1
         key, here = f"claim/{turn}", [f"here/{turn}/{local}" for local in range(1, self.size)]
         if self.local:
-            self._store.raise_flag(here[self.local - 1], "")
-            return self._heard(key, until)
+            store.raise_flag(here[self.local - 1], "")
+            return self._heard(store, key, until)
         try:
-            self._wait_for(here, until)
+            _wait_for(store, here, until)
             claim = take()
         except GossamerError as refused:
-            self._store.raise_flag(key, json.dumps({"refused": str(refused)}))
+            store.raise_flag(key, json.dumps({"refused": str(refused)}))
             raise
-        self._store.raise_flag(key, json.dumps([*claim]))
+        store.raise_flag(key, json.dumps([*claim]))
         return claim
 
-    def _wait_for(self, here: list[str], until: float) -> None:
-        store = self._store
-        assert store is not None
-        if not poll(lambda: store.are_there(here), until - time.monotonic(), threading.Event()):
-            missing = ", ".join(str(local) for local, key in enumerate(here, 1) if not store.flag_is_up(key))
-            raise PeerError(
-                f"the first rank of its node waited for local rank(s) {missing}, which have not come: check the ends "
-                "of their logs; all ranks of a node call attach"
-            )
-
-    def _heard(self, key: str, until: float) -> SeatClaim:
-        store = self._store
-        assert store is not None
+    def _heard(self, store: SharedStore, key: str, until: float) -> SeatClaim:
         if not poll(lambda: store.flag_is_up(key), until - time.monotonic(), threading.Event()):
             raise PeerError(
                 f"local rank {self.local} waited for the first rank of its node, which has taken no seat: check the end of its log; "
@@ -81,6 +70,15 @@ class NodeRanks:
         if isinstance(claim, str):
             raise PeerError(f"the first rank of this node cannot join: {claim}")
         return claim
+
+
+def _wait_for(store: SharedStore, here: list[str], until: float) -> None:
+    if not poll(lambda: store.are_there(here), until - time.monotonic(), threading.Event()):
+        missing = ", ".join(str(local) for local, key in enumerate(here, 1) if not store.flag_is_up(key))
+        raise PeerError(
+            f"the first rank of its node waited for local rank(s) {missing}, which have not come: check the ends "
+            "of their logs; all ranks of a node call attach"
+        )
 
 
 def _claim_or_refusal(said: Any) -> SeatClaim | str | None:
