@@ -66,7 +66,7 @@ class Hook(RunFacts):
         self._handles: list[Any] = [] if self._scale is None else [self._scale]
         self._handles.append(largest.parameter.register_hook(lambda _: self._begin_pass(largest, syncs(ddp_model))))
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
-        watches = any(each is not None for each in (meter.on_metrics, meter.overseer, meter.events))
+        watches = any(each is not None for each in (meter.on_metrics, meter.observer, meter.events))
         self._handles += [register_optimizer_step_post_hook(self._after_step)] if watches else []
 
     def check_sync(self) -> None:

@@ -47,7 +47,7 @@ class Meter:
         self.on_late: Callable[[int], None] | None = None  # called with the step of a gradient that came too late
         worker.record.listener = self._hear
         self._known = {*worker.ranks.present.ranks}  # ranks that were there at some time
-        self.overseer = ObserverSlot.overseer
+        self.observer = ObserverSlot.observer
         self.events: RunEvents | None = None  # written to a folder, if the user names one
         self.logged = dict[str, Any]()  # tensors: read from the GPU only when a number is needed
         self.restart()
@@ -68,8 +68,8 @@ class Meter:
 
     def begin(self, kind: str, events: RunEvents | None = None) -> None:
         """Tell the run observer, if there is one, and the events of this process, that the model is attached."""
-        if self.overseer is not None:
-            self.overseer.begin(self, kind)
+        if self.observer is not None:
+            self.observer.begin(self, kind)
         if events is not None:
             self.events = events
             events.attached(self.worker)
@@ -99,8 +99,8 @@ class Meter:
             self.logged[name] = kept(value)
             if name == "loss":
                 self.worker.loss = self.logged[name]  # for controllers, which may go by it
-            if self.overseer is not None:
-                self.overseer.told(name, float(self.logged[name]))
+            if self.observer is not None:
+                self.observer.told(name, float(self.logged[name]))
         if self.events is not None and held_out is not None:
             self.events.put_later("held out", partial(held_out_line, self.worker.step - 1, self.logged["held_out"]))
 
@@ -129,8 +129,8 @@ class Meter:
 
     def step_ended(self) -> None:
         """Report after an optimizer step, if a multiple of `every` was reached since the last report."""
-        if self.overseer is not None:
-            self.overseer.stepped()
+        if self.observer is not None:
+            self.observer.stepped()
         if self.events is not None:
             self.events.stepped(self.worker.step - 1)
         if self.on_metrics is None:

@@ -47,7 +47,7 @@ class RunObserver(ABC):
 class ObserverSlot:
     """Holds the observer of this process, if there is one."""
 
-    overseer: RunObserver | None = None
+    observer: RunObserver | None = None
 
 
 class Assignment(NamedTuple):
@@ -64,10 +64,10 @@ def assignment_of(
     given: "Recipe | str | None", group: Any, deadline: float, patience: Patience, what: str
 ) -> Assignment:
     """Return the given recipe, or the one that the environment names; errors name the caller, `what`."""
-    ordered, overseer = os.environ.get(VARIABLE, "").strip(), ObserverSlot.overseer
-    if overseer is not None:
-        overseer.take(given, ordered)
-        deadline, patience = min(deadline, overseer.deadline), "work"
+    ordered, observer = os.environ.get(VARIABLE, "").strip(), ObserverSlot.observer
+    if observer is not None:
+        observer.take(given, ordered)
+        deadline, patience = min(deadline, observer.deadline), "work"
     if given is not None:
         return Assignment(given, "", group, deadline, patience)
     if not ordered:

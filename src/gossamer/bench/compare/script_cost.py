@@ -196,7 +196,7 @@ def main(text: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault(VARIABLE, "allreduce")
     observer = CostObserver()
-    ObserverSlot.overseer = observer
+    ObserverSlot.observer = observer
     register_optimizer_step_pre_hook(observer.before_step)
     register_optimizer_step_post_hook(observer.after_step)
     try:

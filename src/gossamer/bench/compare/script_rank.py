@@ -36,7 +36,7 @@ def run(plan: ScriptPlan) -> int:
     for each in plan.imports:
         plugins.import_named(each)
     observer = ScriptObserver(plan)
-    ObserverSlot.overseer = observer
+    ObserverSlot.observer = observer
     looks = register_optimizer_step_pre_hook(observer.before_step)
     watchdog = StallWatchdog(observer, __file__)
     watchdog.start()
@@ -49,7 +49,7 @@ def run(plan: ScriptPlan) -> int:
     finally:
         watchdog.over.set()
         looks.remove()
-        ObserverSlot.overseer = None
+        ObserverSlot.observer = None
     return 0
 
 
