@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -148,7 +148,7 @@ class FabricSession:
         fine = self.endpoint.size > 1 and self._is_whole()
         if fine and self._hosts:
             shutdown.stay_for(self._store, self._waits.deadline)
-        ended = [lane for lane in self.lanes.values() if lane.thread.close(0.5, self._break_off(lane))]
+        ended = [lane for lane in self.lanes.values() if self._close(lane)]
         for lane in self.lanes.values():
             if lane.served and lane not in ended:  # it waits for a request, and other ranks for its answer
                 lane.driver.tear()
@@ -158,9 +158,9 @@ class FabricSession:
             lane.driver.watch.settle()
             lane.driver.hang_up(patience=max(0.5, until - time.monotonic()))
 
-    def _break_off(self, lane: OpenLane) -> Callable[[], None] | None:
-        """How a comm thread is stopped in the midst of a program, where that may be driven on."""
-        return lane.driver.tear if self._fabric.reunion is not None and lane.driver.last is not None else None
+    def _close(self, lane: OpenLane) -> bool:
+        """End a comm thread, in the midst of a program where that may be driven on; False if it is stuck."""
+        return lane.thread.close(0.5, None if lane.driver.last is None else lane.driver.tear)
 
     def _is_whole(self) -> bool:
         return all(lane.thread.broken is None for lane in self.lanes.values())
