@@ -80,7 +80,7 @@ class TorchFabric:
         self._lock = threading.Lock()
         self._errand: tuple[str, int] | None = None  # purpose and step of requests outside of a started program
         self.standstill = exposed_time_of(device, self._expose)
-        self.groups_of: GroupsOf = no_groups
+        self.groups_of: GroupsOf = lambda size: ()  # until a recipe needs some
         self.members = group if isinstance(group, Members) else None
         self.reunion = None if self.members is None else Reunion(self)  # how they meet again by themselves
         if self.members is not None:
@@ -297,8 +297,3 @@ class TorchFabric:
                 )
             case _:
                 return self.join(self.session.put(single(verb), *(self._errand or ("", 0)), "comm", by_itself=True))
-
-
-def no_groups(size: int) -> Iterable[tuple[int, ...]]:
-    """Of a recipe in which all ranks talk to all."""
-    return ()
