@@ -43,7 +43,6 @@ class Save(NamedTuple):
 class Quality(NamedTuple):
     """A held-out value that the training loop logged."""
 
-    at: float
     step: int
     value: float
 
@@ -246,7 +245,7 @@ def take(process: ProcessEvents, line: Mapping[str, Any]) -> None:
             process.saves.append(Save(at, _number(line, "seconds")))
         case "held out":
             value = line["value"]  # null where it is not a finite number
-            process.qualities.append(Quality(at, _whole(line, "step"), math.nan if value is None else float(value)))
+            process.qualities.append(Quality(_whole(line, "step"), math.nan if value is None else float(value)))
         case "waits":
             process.waits.append(LongWait(at, _number(line, "since")))
         case "lost":
