@@ -19,7 +19,7 @@ SEEN = 0.10  # gains below it are smaller than the model's own error
 def sentences(plan: TrainingPlan) -> list[str]:
     """The verdict, then what goes with it."""
     more = (_price, _ties, _first, _latency, _two_levels, _between_shards, _slow_hosts, _memory)
-    return [_verdict(plan), *(line for say in more for line in say(plan))]
+    return [_verdict(plan), *filter(None, (say(plan) for say in more))]
 
 
 class Verdict(NamedTuple):
@@ -67,7 +67,7 @@ def _verdict(plan: TrainingPlan) -> str:
         gain = f"{max(1 - _of_narrow(best.of), 0):.0%}"
         quickest = dense_name(plan) if plan.shards == 1 else max(best.of, key=lambda base: best.of[base]).upper()
         return SENTENCES[kind].format(dense=quickest, also=also(plan), best=name, gain=gain)
-    return " ".join([*_recommended(plan, best), *_against_accumulation(plan, best)])
+    return " ".join(filter(None, [*_recommended(plan, best), _against_accumulation(plan, best)]))
 
 
 def _of_narrow(of: Mapping[str, float]) -> float:
@@ -137,60 +137,53 @@ def _between(rates: Interval) -> str:
     return f"above {low}" if rates.high == inf else f"between {low} and {say_rate(rates.high)}"
 
 
-def _against_accumulation(plan: TrainingPlan, best: Row) -> list[str]:
+def _against_accumulation(plan: TrainingPlan, best: Row) -> str:
     """What accumulating micro-batches alone would reach."""
     name = next((row.name for row in plan.baselines if "micro" in row.name), None)
-    if name is None or name not in best.of:
-        return []
-    gain = 1 - best.of[name]
-    if gain >= SEEN:
-        return []
-    return [
-        f"DDP with {plan.accumulate} micro-batches a step is as fast, if a batch {plan.accumulate} times as large suits you."
-    ]
+    if name is None or name not in best.of or 1 - best.of[name] >= SEEN:
+        return ""
+    return f"DDP with {plan.accumulate} micro-batches a step is as fast, if a batch {plan.accumulate} times as large suits you."
 
 
-def _price(plan: TrainingPlan) -> list[str]:
+def _price(plan: TrainingPlan) -> str:
     """What is cheapest where prices are told, if the gain can be seen: bytes that nothing waits for may have one."""
     usual = [row for row in plan.baselines if row.name != "compute" and "micro" not in row.name]
     known = [[(r.money.amount, r.name, r.money.currency) for r in rows if r.money] for rows in (usual, plan.possible)]
     if not all(known) or min(known[1])[0] > (1 - SEEN) * min(known[0])[0]:
-        return []
+        return ""
     dense, best = (f"{say_money(1000 * amount, unit)} under {name}" for amount, name, unit in map(min, known))
-    return [f"1,000 steps cost {best}, and {dense}."]
+    return f"1,000 steps cost {best}, and {dense}."
 
 
-def _ties(plan: TrainingPlan) -> list[str]:
+def _ties(plan: TrainingPlan) -> str:
     possible = plan.possible
     level = [row.name for row in possible if _step(row) <= (1 + TIE) * _step(possible[0])]
-    if len(level) < 2:
-        return []
-    return [f"Within {TIE:.0%} of the fastest: {', '.join(level)}."]
+    return f"Within {TIE:.0%} of the fastest: {', '.join(level)}." if len(level) > 1 else ""
 
 
-def _first(plan: TrainingPlan) -> list[str]:
+def _first(plan: TrainingPlan) -> str:
     """What to change first, with its gain in one step."""
     dense = _step(plan.dense)
     named = [(what, 1 - step / dense) for what, step in plan.changes.items()]
     if not named or max(gain for _, gain in named) < HIDDEN:
-        return []
+        return ""
     named.sort(key=lambda one: -one[1])
     what, gain = named[0]
     others = "; ".join(f"{other} {max(share, 0):.0%}" for other, share in named[1:])
-    return [f"What to change first: {what}, which takes {gain:.0%} off a step ({others})."]
+    return f"What to change first: {what}, which takes {gain:.0%} off a step ({others})."
 
 
-def _latency(plan: TrainingPlan) -> list[str]:
+def _latency(plan: TrainingPlan) -> str:
     best = plan.possible[0] if plan.possible else None
     if best is None or best.seconds is None or best.latency < 0.1 * best.seconds.step:
-        return []
-    return [f"Meet less often: latency is {best.latency / best.seconds.step:.0%} of the fastest recipe's step."]
+        return ""
+    return f"Meet less often: latency is {best.latency / best.seconds.step:.0%} of the fastest recipe's step."
 
 
-def _two_levels(plan: TrainingPlan) -> list[str]:
+def _two_levels(plan: TrainingPlan) -> str:
     """Warn of flat recipes that put more through a card than DDP does."""
     if plan.cluster.ranks_per_node == 1 or plan.shards > 1:
-        return []
+        return ""
     dense = plan.dense.seconds
     assert dense is not None
     worse = [
@@ -199,39 +192,39 @@ def _two_levels(plan: TrainingPlan) -> list[str]:
         if row.seconds is not None and "per_node" not in row.name and row.seconds.card > dense.card
     ]
     if not worse:
-        return []
+        return ""
     per_node = plan.cluster.ranks_per_node
-    return [
+    return (
         f"Use two levels, or it costs more than dense: all {per_node} ranks of a node share a card, and {listed(worse)} "
         f"put more through it than DDP; add '+ per_node({per_node})'."
-    ]
+    )
 
 
-def _between_shards(plan: TrainingPlan) -> list[str]:
+def _between_shards(plan: TrainingPlan) -> str:
     """Say which way recipes are planned to take where `attach` does not take that of HSDP."""
     if plan.shards == 1 or plan.cluster.backend != "nccl":
-        return []
-    return [
+        return ""
+    return (
         "Recipes are planned through the host and gloo: so 'attach' averages between replicas of a sharded model on GPUs, unless it is "
         "given a process group. Copies to the host and back are left out."
-    ]
+    )
 
 
-def _slow_hosts(plan: TrainingPlan) -> list[str]:
+def _slow_hosts(plan: TrainingPlan) -> str:
     speeds = [h.speed for h in plan.cluster.hosts]
     if min(speeds) == max(speeds):
-        return []
-    return [
+        return ""
+    return (
         f"Every step waits for the slowest host, which computes at {min(speeds) / max(speeds):.2g} of the fastest one's speed: give each "
         "rank its share of a batch with 'comm.share'."
-    ]
+    )
 
 
-def _memory(plan: TrainingPlan) -> list[str]:
+def _memory(plan: TrainingPlan) -> str:
     needed, memory = plan.model.training_bytes / plan.shards, plan.cluster.memory
     if needed <= memory:
-        return []
-    return [
+        return ""
+    return (
         f"Nothing here fits: parameters, gradients and momenta are {say_size(needed)} of a rank, and a rank may use {say_size(memory)}: "
         "shard the model over more ranks (--shard)."
-    ]
+    )
