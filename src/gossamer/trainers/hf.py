@@ -6,11 +6,11 @@ saved and pushed. What each rank holds besides is saved in a sidecar per rank, i
 
 import contextlib
 import inspect
+from importlib.metadata import version
 from pathlib import Path
 from types import MethodType
 from typing import Any
 
-import transformers
 from accelerate import DistributedDataParallelKwargs
 
 from gossamer.core.errors import AttachError, GossamerError
@@ -25,14 +25,15 @@ from gossamer.trainers.attached_run import AttachedRun
 from gossamer.trainers.hf_checks import refuse_local_sgd, refuse_options, refuse_trainer, warn_of_gathers
 from gossamer.trainers.releases import TRANSFORMERS, refuse_release
 
-refuse_release(__name__, transformers.__version__, TRANSFORMERS)
+refuse_release(__name__, version("transformers"), TRANSFORMERS)
 
-from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers.trainer import Trainer  # noqa: E402  (of the package itself, pyright would read all its models)
+from transformers.trainer_callback import TrainerCallback  # noqa: E402
 from transformers.trainer_utils import get_last_checkpoint  # noqa: E402
 
 if "_internal_call" not in inspect.signature(Trainer.save_model).parameters:
     raise ImportError(
-        f"Trainer.save_model of transformers {transformers.__version__} has no argument '_internal_call', by which gossamer tells "
+        f"Trainer.save_model of transformers {version('transformers')} has no argument '_internal_call', by which gossamer tells "
         "checkpoints from other saves; use another release of transformers, or a newer gossamer"
     )
 
@@ -226,8 +227,7 @@ class DDPWithoutFirstCopy(DistributedDataParallelKwargs):
 
 def _leave_first_copy_to_attach(trainer: Any) -> None:
     accelerator = trainer.accelerator
-    given = vars(accelerator.ddp_handler or DistributedDataParallelKwargs())
-    accelerator.ddp_handler = DDPWithoutFirstCopy(**given)
+    accelerator.ddp_handler = DDPWithoutFirstCopy(**vars(accelerator.ddp_handler or DistributedDataParallelKwargs()))
 
 
 def _keep_loaded(comm: Communicator) -> None:
