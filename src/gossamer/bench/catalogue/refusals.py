@@ -83,10 +83,10 @@ def _fitting(name: str, exchange: Any) -> Part:
     return replace(plain, **levels)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def _variants(part: Part) -> Iterator[Part]:
-    """A part as it is, and with each of its arguments changed."""
-    yield part
-    hints = get_type_hints(type(part))
+@cache
+def _variants(part: Part) -> tuple[Part, ...]:
+    """A part as it is, and with each of its arguments changed: asked for beside each preset."""
+    found, hints = [part], get_type_hints(type(part))
     for f in fields(part):  # pyright: ignore[reportArgumentType]
         value, hint = getattr(part, f.name), hints[f.name]
         others = [v for v in get_args(hint) if v != value] if get_origin(hint) is Literal else []
@@ -94,7 +94,8 @@ def _variants(part: Part) -> Iterator[Part]:
         for other in others:
             changed: dict[str, Any] = {f.name: other}
             if not attempt(lambda: replace(part, **changed)):  # pyright: ignore  # noqa: B023
-                yield replace(part, **changed)  # pyright: ignore[reportArgumentType, reportCallIssue]
+                found.append(replace(part, **changed))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return tuple(found)
 
 
 def _attached(recipe: Recipe, name: str) -> Iterator[Refusal]:

@@ -78,6 +78,7 @@ def _walk(value: Any) -> Iterator[Part]:
             yield from _walk(getattr(value, f.name))
 
 
+@cache
 def defaults() -> tuple[Part, ...]:
     """Parts that every recipe has unless it says otherwise: not worth naming."""
     return NoMemory(), EveryStep(), Fixed()
@@ -85,8 +86,7 @@ def defaults() -> tuple[Part, ...]:
 
 def users(name: str) -> list[str]:
     """The presets that have a part of this name."""
-    found = {p: {x.name for x in parts_of(example(p)) if x not in defaults()} for p in presets()}
-    return [p for p, names in found.items() if name in names]
+    return [p for p in presets() if any(x.name == name and x not in defaults() for x in parts_of(example(p)))]
 
 
 def codec_exchanges() -> list[type[Part]]:
