@@ -79,12 +79,13 @@ def with_parts() -> tuple[str, ...]:
     """
     have = {part.name for text in [*short_presets().values(), *BESIDES] for part in parts_of(Recipe.of(text))}
     out = [*BESIDES, *dict.fromkeys(RULES.values())]
+    names = {r: {part.name for part in parts_of(r)} for r in samples.recipes()}
     for name, part in registry.of().items():
         if name not in have | RULES.keys() and part.kind != "topology":
-            having = [r for r in samples.recipes() if name in {p.name for p in parts_of(r)}]
+            having = [r for r in names if name in names[r]]
             assert having, f"no recipe has {name}"
             for found in filter(runs, having):
-                have |= {p.name for p in parts_of(found)}
+                have |= names[found]
                 out.append(repr(found))
                 break
     return tuple(out)
