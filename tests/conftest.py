@@ -52,6 +52,7 @@ collect_ignore = [
     "warm.py",
     "bench/compare/programs",
     "integrations/scripts",
+    "lean",
     "trainers/scripts",
 ]  # they do something where they are imported
 

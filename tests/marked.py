@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+# For commands that train: see tests/lean/sitecustomize.py.
+LEAN = os.pathsep.join(str(Path(__file__).parents[1] / name) for name in ("tests/lean", "src"))
 PATIENCE = 300.0  # seconds after which what waits is taken to hang: a busy machine must not come near it
 SLACK = 8.0  # seconds by which other work on the machine may delay what is done at once
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.marked import LEAN
 from torch import nn
 
 import gossamer
@@ -25,7 +26,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 def torchrun(*words: str | Path) -> str:
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
-    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": LEAN, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     command = [sys.executable, "-W", "ignore", *TORCHRUN, *map(str, words)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

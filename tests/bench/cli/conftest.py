@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.listening import Listener, listeners
-from tests.marked import PATIENCE, Marked, wait_for
+from tests.marked import LEAN, PATIENCE, Marked, wait_for
 
 from gossamer.bench.cli.app import run
 
@@ -25,7 +25,7 @@ class Shell(Marked):
         self.folder = folder
         self._started = list[subprocess.Popen[str]]()
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "COLUMNS")}
-        self.environment = {**clean, **self.label, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+        self.environment = {**clean, **self.label, "PYTHONPATH": LEAN}
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         settings: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
