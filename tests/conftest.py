@@ -11,9 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # so that gangs find the functions of test modules
+import tests.loading  # noqa: F401
+
 # Before torch is loaded, and for the processes that tests start: one thread each, or they fight for the cores.
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-sys.path.insert(0, str(Path(__file__).parent.parent))  # so that gangs find the functions of test modules
 # Images for containers forbid bytecode; then each of hundreds of processes would compile all of our modules again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
@@ -25,7 +27,6 @@ from tests.gang import Gang
 from gossamer.bench.lab import available
 
 sys.dont_write_bytecode = False
-gc.disable()  # until all tests are there
 
 _TESTS, _END_AT_ONCE = os.getpid(), os._exit
 

@@ -23,6 +23,7 @@ HERE = "127.0.0.1"
 
 # Loaded once, and not by every rank: an optimizer's first step alone would take each of them two seconds.
 PRELOADED = [
+    "tests.loading",
     "pytest",
     "torch.distributed",
     "torch._dynamo",

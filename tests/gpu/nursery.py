@@ -80,6 +80,7 @@ def _load() -> None:
 
     import torch
 
+    gc.disable()  # as in tests.loading
     torch.set_num_threads(1)
     for name in (
         "torch._dynamo",
