@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.marked import LEAN
 
 from gossamer.bench.lab import available, run_lab
 
@@ -19,8 +20,9 @@ def test_the_ledger_is_within_five_percent_of_the_interface() -> None:
         pytest.skip(reason)
     lines: list[list[str]] = [[], []]
     program = str(Path(__file__).with_name("nic.py"))
+    command = [sys.executable, program, *RECIPES]
     result = run_lab(
-        2, None, [sys.executable, program, *RECIPES], on_line=lambda r, line: lines[r].append(line), timeout=180
+        2, None, command, on_line=lambda r, line: lines[r].append(line), timeout=180, env={"PYTHONPATH": LEAN}
     )
     assert result.exit_code == 0, lines
     for host in lines:

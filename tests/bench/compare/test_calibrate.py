@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.marked import LEAN
 
 from gossamer.bench.compare import calibrate, link
 from gossamer.bench.compare.calibrate import Calibration, Figure
@@ -61,7 +62,7 @@ def test_what_is_written_is_read_with_its_sources(tmp_path: Path) -> None:
 def test_the_ranks_of_a_lab_are_measured(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     command = [sys.executable, "-m", "gossamer", "doctor", "--save", str(path)]
-    result = run_lab(2, "100mbit", command, timeout=300)
+    result = run_lab(2, "100mbit", command, timeout=300, env={"PYTHONPATH": LEAN})
     assert result.exit_code == 0, result
     cluster = read_cluster(path)
     assert cluster.size == 2
