@@ -64,7 +64,11 @@ class Hook(RunFacts):
         self._doubts, self._looks = LoopWarnings(worker), {*range(2, 10)}  # steps whose first passes are looked at
         largest = max(worker.params.values(), key=lambda param: param.parameter.numel())  # it tells for all
         self._handles: list[Any] = [] if self._scale is None else [self._scale]
-        self._handles.append(largest.parameter.register_hook(lambda _: self._begin_pass(largest, syncs(ddp_model))))
+
+        def begins(gradient: Tensor) -> None:
+            self._begin_pass(largest, syncs(ddp_model))
+
+        self._handles.append(largest.parameter.register_hook(begins))
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
         watches = any(each is not None for each in (meter.on_metrics, meter.observer, meter.events))
         self._handles += [register_optimizer_step_post_hook(self._after_step)] if watches else []
