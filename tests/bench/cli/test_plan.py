@@ -170,7 +170,7 @@ def test_every_piece_is_explained_with_the_null_model(say: Say) -> None:
     code, out, _ = say(*GPT2, "--rate", "1gbit", "--explain", "scatter(qsgd()) + local_sgd(8)")
     assert code == 0
     assert "step 8 of 8, on the comm thread" in out
-    assert "pairs, 1 messages" in out
+    assert "pairs, 1 message, " in out
     assert "null model: " in out
 
 

@@ -243,7 +243,8 @@ def _piece(work: float, inside: float, crossing: Crossing | None, cluster: Clust
         return said
     during = f", {say_seconds(inside)} of work meanwhile" if inside else ""
     return (
-        f"{said}, then {say_seconds(crossing.seconds(cluster))} of network: {crossing.pattern}, {crossing.messages} messages, "
+        f"{said}, then {say_seconds(crossing.seconds(cluster))} of network: {crossing.pattern}, "
+        f"{crossing.messages} message{'s' * (crossing.messages != 1)}, "
         f"{say_size(crossing.sent)} of a rank, {say_size(crossing.card)} by the card{during}"
     )
 
