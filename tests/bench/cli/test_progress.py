@@ -126,6 +126,16 @@ def test_plain_lines_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_a_step_beyond_those_that_were_asked_for_is_not_counted_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.PlainLines(ComparePlan({"qsgd": "qsgd"}, steps=10))
+    for done in (10, 15):
+        lines.show(step("qsgd", done))
+        lines.show(judged("qsgd", done))
+    first, second = capsys.readouterr().err.splitlines()
+    assert "step  10/10 " in first
+    assert "step     15 " in second
+
+
 def test_lines_of_json_say_null_for_what_is_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     progress.json_line({"event": "step", "loss": float("nan"), "wait": None})
     assert json.loads(capsys.readouterr().out) == {"event": "step", "loss": None, "wait": None}

@@ -80,7 +80,7 @@ class ProgressRow:
     def numbers(self) -> dict[str, str]:
         """Cells of the row; means are over all steps so far, unknown values are empty."""
         return {
-            "step": f"{self.step}/{self.steps}" if self.steps else str(self.step),
+            "step": f"{self.step}/{self.steps}" if self.steps and self.step <= self.steps else str(self.step),
             "loss": fixed(self.loss, 3) if self.trained else "",
             "quality": "" if math.isnan(self.quality) else fixed(self.quality, 4),
             "sent": "" if self.sent is None else size(self.sent),
@@ -192,7 +192,7 @@ class PlainLines:
 def _line(row: ProgressRow) -> str:
     """Line of one evaluation; unknown numbers are left out."""
     numbers = row.numbers()
-    wide = 2 * len(str(row.steps)) + 2  # one more than needed: extra steps may need another digit
+    wide = 2 * len(str(row.steps)) + 2
     told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {fixed(row.quality, 4)}"]
     told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
     return "  ".join(told) + _lost(row)
