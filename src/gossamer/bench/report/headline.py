@@ -40,9 +40,10 @@ def _against(base: RunRow, study: Study) -> tuple[str, str]:
     if not arrived:
         if all(r.cut for r in study.others):
             return f"{label(base)} alone ended with a result: {metric} {number(base.final)}.", stopped
-        seed = f" on {'every' if any(r.some_missed for r in study.others) else 'any'} seed"
-        title = f"No recipe reached {owner(base)} final {metric}{seed if several else f', {number(study.target)}'}."
-        return title, _said(_closest(base, study), _together(base, study), stopped)
+        every = "every" if any(r.some_missed for r in study.others) else "any"
+        goal = f" on {every} seed" if several else f", {number(study.target)}"
+        title = f"No recipe reached {owner(base)} final {metric}{goal}: {_closest(base, study)}."
+        return title, _said(_together(base, study), stopped)
     best = arrived[0]
     ratio = best.time_ratio or 1.0
     if ratio >= 1:
@@ -116,17 +117,17 @@ def _closest(base: RunRow, study: Study) -> str:
     ended = [r for r in study.others if r.final is not None]
     if not ended:
         told = any(r.run.evaluations for r in study.others)
-        return f"None ended with a usable {quality(study.record.metric)}." if told else "None was evaluated."
+        return f"none ended with a usable {quality(study.record.metric)}" if told else "none was evaluated"
     best = _best(ended, study)
     several = len(study.record.trials) > 1
     goal = (base.final if several else study.target) or 0.0  # what it ended with is a mean over seeds, too
     off = ((best.final or 0.0) - goal) / (abs(goal) or 1.0) * (1 if study.record.lower_is_better else -1)
     if several:
         how = f"{number(100 * off, 2)} % short of it" if off > 0 else "as good as it"
-        return f"Closest was {best.run.name}, {how} in the mean over seeds."
+        return f"closest was {best.run.name}, {how} in the mean over seeds"
     time = best.run.evaluations[-1].seconds / (base.reached or 1.0)
     short = f"{number(100 * off, 2)} % short of it"
-    return f"Closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time."
+    return f"closest was {best.run.name}, {short} after {number(time, 2)} of {owner(base)} time"
 
 
 def _best(rows: list[RunRow], study: Study) -> RunRow:
