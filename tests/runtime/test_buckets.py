@@ -1,10 +1,11 @@
 """How a model is cut into channels, and what crosses between channels and parameters."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from tests.runtime.gym import Odd, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, train
+from tests.runtime.gym import Odd, Zeros, bit_equal, make, noise, parameters, pull, resumed, saved, sgd, train
 from torch import nn
 
 from gossamer.core.errors import AttachError
@@ -218,3 +219,23 @@ def test_a_group_that_is_added_to_the_first_of_two_optimizers_leaves_buckets_of_
     assert [group["lr"] for group in both.param_groups] == [1.0, 2.0]
     first.add_param_group({"params": [late], "lr": 3.0})
     assert [group["lr"] for group in both.param_groups] == [1.0, 2.0, 3.0]
+
+
+class Unwalked(dict[Any, Any]):
+    """What an optimizer keeps for each parameter, through all of which nobody may go."""
+
+    def items(self) -> Any:
+        raise AssertionError("to go through all parameters for each of them takes seconds in a large model")
+
+
+def test_what_two_optimizers_keep_is_found_by_parameter() -> None:
+    model = Zeros()
+    both = [torch.optim.SGD(part, lr=0.1, momentum=0.9) for part in (model.layers[:1], model.layers[1:])]
+    for i, p in enumerate(model.parameters()):
+        p.grad = torch.full_like(p, float(i))
+    for optimizer in both:
+        optimizer.step()
+        optimizer.state = Unwalked(optimizer.state)  # pyright: ignore
+    (rank,) = make("allreduce", 1, lambda: model)
+    rank.worker.optimizer = Together(both)
+    assert [float(t) for t in rank.worker.optimizer_state.tensors()] == [0.0, 1.0, 2.0]

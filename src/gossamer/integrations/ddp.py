@@ -35,7 +35,7 @@ from gossamer.integrations.run_facts import RunFacts
 from gossamer.integrations.run_observer import DDP, assignment_of
 from gossamer.kernels.finite import all_finite
 from gossamer.recipe import Recipe
-from gossamer.runtime import Param, Worker
+from gossamer.runtime import Worker
 
 _handed_over: Any = private_name(
     DistributedDataParallel, "_build_params_for_reducer", "lists the parameters that DDP passes to a hook"
@@ -62,13 +62,9 @@ class Hook(RunFacts):
         self.intake = GradBuckets(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
         self._doubts, self._looks = LoopWarnings(worker), {*range(2, 10)}  # steps whose first passes are looked at
-        largest = max(worker.params.values(), key=lambda param: param.parameter.numel())  # it tells for all
+        self._ddp, self._largest = ddp_model, max(worker.params.values(), key=lambda param: param.parameter.numel())
         self._handles: list[Any] = [] if self._scale is None else [self._scale]
-
-        def begins(gradient: Tensor) -> None:
-            self._begin_pass(largest, syncs(ddp_model))
-
-        self._handles.append(largest.parameter.register_hook(begins))
+        self._handles.append(self._largest.parameter.register_hook(self._begin_pass))
         # A communication hook does not see the optimizer, so watch the steps of all optimizers, but only if metrics are wanted.
         watches = any(each is not None for each in (meter.on_metrics, meter.observer, meter.events))
         self._handles += [register_optimizer_step_post_hook(self._after_step)] if watches else []
@@ -131,12 +127,12 @@ class Hook(RunFacts):
             )
         return name
 
-    def _begin_pass(self, param: Param, sends: bool) -> None:
+    def _begin_pass(self, arriving: Tensor) -> None:
         """Look whether a pass adds to averaged gradients. A loop does so in its first steps, or never."""
         if self.worker.step in self._looks and self.fabric.size > 1:
-            if (held := param.gradient) is None or not bool(held.any()):
+            if (held := self._largest.gradient) is None or not bool(held.any()):
                 self._looks.remove(self.worker.step)  # what later passes of this step add to is not averaged
-            elif sends:
+            elif syncs(self._ddp):
                 refuse(self.worker.recipe, ADDED)
                 self._doubts.never_stepped(thrown_away=False)
 
