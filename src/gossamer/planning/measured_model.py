@@ -68,14 +68,8 @@ def _step(moments: StepMoments, optimizer: torch.optim.Optimizer, loss: Callable
 
 def with_step(model: ModelCost, step: float) -> ModelCost:
     """The same model with steps of another length: forward, backward and optimizer by the same factor."""
-    factor = step / model.computing
-    return replace(
-        model,
-        forward=factor * model.forward,
-        backward=factor * model.backward,
-        optimizer=factor * model.optimizer,
-        source=f"{model.source}, then scaled to the step's seconds as given",
-    )
+    scaled = model.at_speed(model.computing / step)
+    return replace(scaled, source=f"{model.source}, then scaled to the step's seconds as given")
 
 
 def dtype_of(parameters: Iterable[Tensor]) -> str:
