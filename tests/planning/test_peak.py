@@ -7,6 +7,7 @@ import torch
 
 from gossamer.bench import catalogue
 from gossamer.costs import Cluster, from_flags
+from gossamer.planning.baselines import sharded
 from gossamer.planning.live_bytes import LiveBytes
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import from_shapes, known_model
@@ -117,3 +118,21 @@ def test_a_long_round_holds_what_a_short_one_does(recipe: str) -> None:
     short, middle, long = (held(recipe.replace("{}", f"{every}"), cluster=four) for every in (8, 40, 200))
     assert middle.peak == pytest.approx(short.peak, rel=0.01)
     assert long.peak == pytest.approx(short.peak, rel=0.01)
+
+
+def test_a_shard_of_a_model_comes_with_whole_layers_in_backward() -> None:
+    """Parameters and gradients of the root and of a layer, the next layer's parameters, and the last one's gradients."""
+    here = from_flags(nodes=2, ranks=2, rate=1e9)
+    layers = {f"{i}.weight": (512, 512) for i in range(4)}
+    model = from_shapes(layers | {"head": (256, 512)}, 0.1, name="layers", memory_rate=1e10, momenta=1)
+    mine = sharded(model, here, 2)
+    assert mine.gathered == 4 * (4 * 512 * 512 + 2 * 256 * 512)
+
+    def peak(recipe: str, gathered: int) -> float:
+        found = prepare(recipe, replace(mine, gathered=gathered), here, NoWork(), 2).memory
+        assert not found.is_least
+        return found.peak
+
+    for recipe in ("allreduce", "topk"):
+        assert peak(recipe, mine.gathered) - peak(recipe, 0) == pytest.approx(mine.gathered, rel=0.01)
+    assert sharded(model.of_dtype("bf16"), here, 2).gathered == mine.gathered / 2

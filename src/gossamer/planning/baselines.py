@@ -94,9 +94,19 @@ def sharded(model: ModelCost, cluster: Cluster, shards: int) -> ModelCost:
         forward=forward,
         backward=backward,
         gathering=(forward - model.forward, backward - model.backward),
+        gathered=_gathered(model),
         optimizer=model.optimizer / shards,
         frozen=model.frozen // shards,
     )
+
+
+def _gathered(model: ModelCost) -> int:
+    """Bytes that FSDP2 holds whole at once in backward: parameters and gradients of the root and of a layer, and besides the
+    parameters of the next layer, which come, and the gradients of the last one, which leave.
+    """
+    layers = [sum(prod(model.shapes[n]) for n in names) for names in _modules(model) if LAYER.match(names[0])]
+    root, whole = model.numel - sum(layers), 1 + model.frozen / model.bytes  # what is frozen comes with what is trained
+    return round(model.width * (whole + 1) * (root + 2 * max(layers, default=0)))
 
 
 def between_shards(cluster: Cluster, shards: int) -> Cluster:

@@ -29,6 +29,7 @@ class ModelCost:
     momenta: int = 1
     on_cores: bool = True  # forward and backward need the host's cores; an accelerator's do not
     gathering: tuple[float, float] = (0.0, 0.0)  # seconds of forward and of backward that wait for shards
+    gathered: int = 0  # the most bytes of whole parameters and gradients in a backward pass of shards
     dtype: str = "fp32"  # of parameters, gradients and momenta
     wide: int = 4  # bytes of a number in a bucket: recipes average in fp32, whatever the dtype
     frozen: int = 0  # bytes of parameters that are not trained, such as the base under a LoRA, and of buffers
@@ -74,9 +75,8 @@ class ModelCost:
         """The same model on a machine that computes so many times as fast."""
         if speed == 1:
             return self
-        seconds = (self.forward, self.backward, self.optimizer)
-        forward, backward, optimizer = (each / speed for each in seconds)
-        return replace(self, forward=forward, backward=backward, optimizer=optimizer)
+        forward, backward = self.forward / speed, self.backward / speed
+        return replace(self, forward=forward, backward=backward, optimizer=self.optimizer / speed)
 
     def in_turns(self, turns: float) -> "ModelCost":
         """The same model where so many ranks take turns on each core; on an accelerator, only its optimizer does.

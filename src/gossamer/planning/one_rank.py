@@ -48,6 +48,8 @@ class OneRank:
     they were copied into their buckets, as they do on a processor.
     """
 
+    whole = 0  # bytes of whole layers that backward holds, where a rank has a shard of the model
+
     def __init__(self, worker: Worker, optimizer: torch.optim.Optimizer, received: MemoryPool, own_stay: bool) -> None:
         self.worker, self._optimizer, self._received, self._own_stay = worker, optimizer, received, own_stay
         self._lanes, self._flats = dict[str, deque[Waiting]](), list[Tensor]()
@@ -65,10 +67,12 @@ class OneRank:
         if schedule.shape.lane:
             self._run(worker.begin())
         averages = schedule.averages(worker.step)
+        whole = torch.empty(self.whole, dtype=torch.uint8, device="cpu")
         self._backward(averages)
         steps = worker.steps()
         while missed := self._run(until_optimizer_step(steps)):
             worker.update_step.make_up(missed, self._optimizer.step)
+        del whole  # not before: on a fast network gradients are averaged while backward goes on
         if averages:
             worker.update_step.put()
         worker.redirect()

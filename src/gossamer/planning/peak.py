@@ -55,27 +55,22 @@ class PeakMemory:
         >>> PeakMemory(model=4e6, gradients=4e6, optimizer=4e6, keeps=0, step=4e6).in_words()
         'model 4 MB, gradients 4 MB, optimizer 4 MB, kept by the recipe 0 B, a step besides 4 MB'
         """
-        kinds = {
-            "model": self.model,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "kept by the recipe": self.keeps,
-            f"a step besides{' at least' if self.is_least else ''}": self.step,
-        }
-        return ", ".join(f"{kind} {say_size(length)}" for kind, length in kinds.items())
+        kinds = "model", "gradients", "optimizer", "kept by the recipe", "a step besides" + " at least" * self.is_least
+        lengths = self.model, self.gradients, self.optimizer, self.keeps, self.step
+        return ", ".join(f"{kind} {say_size(length)}" for kind, length in zip(kinds, lengths, strict=True))
 
 
 def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     """What a rank holds at its peak if it runs these programs, and keeps so many bytes between steps."""
     cluster, recipe, unit = programs.cluster, programs.recipe, float(model.bytes)
     training = unit + model.frozen, unit, model.momenta * unit
-    shapes = tuple(model.shapes.items())
-    rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, recipe, programs.buckets)
+    shapes, gathered = tuple(model.shapes.items()), model.gathered / unit
+    rehearsal = _Rehearsal(str(recipe), shapes, model.dtype, cluster.has_gpus, gathered, recipe, programs.buckets)
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
     try:
         held = unit * _at_size(partial(_multiple, rehearsal), programs.size, per_node)
     except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
-        return PeakMemory(*training, keeps, float(model.wide * model.numel), is_least=True)
+        return PeakMemory(*training, keeps, float(model.wide * model.numel + model.gathered), is_least=True)
     return PeakMemory(*training, keeps, max(held - 2 * unit - keeps, 0.0))
 
 
@@ -96,6 +91,7 @@ class _Rehearsal:
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
     dtype: str
     on_device: bool
+    gathered: float  # in multiples of the model's bytes
     recipe: Recipe = field(compare=False)
     buckets: Sequence[BucketState] = field(compare=False)
 
@@ -112,14 +108,15 @@ class _Rehearsal:
     def _live(self, cut: Sequence[Sequence[BucketState]], size: int) -> float:
         scale = min(ELEMENTS / sum(bucket.layout.numel for bucket in self.buckets), 1.0)
         shapes = [_cut_down(group, scale) for group in cut]
-        elements = sum(prod(shape) for each in shapes for shape in each.values())
+        elements, width = sum(prod(shape) for each in shapes for shape in each.values()), DTYPES[self.dtype].itemsize
         with torch.random.fork_rng(devices=[]), LiveBytes() as live:
             rank = self._rank(cut, shapes, size)
+            rank.whole = round(self.gathered * elements * width)
             every = self.recipe.schedule.shape.period
             for done in range(ROUNDS * every + 2):
                 near = min(done % every, every - 1 - done % every) < ENDS
                 rank.take_step() if near else rank.pass_step()
-        return live.most / (elements * DTYPES[self.dtype].itemsize)
+        return live.most / (elements * width)
 
     def _rank(
         self, cut: Sequence[Sequence[BucketState]], shapes: Sequence[Mapping[str, tuple[int, ...]]], size: int
