@@ -158,8 +158,7 @@ class RankLoop:
 
     def _in_turn(self, waiting: list[str], turn: int) -> list[str]:
         """The baseline, then the others, in reverse in every other turn: a run finds in caches what the one before has left."""
-        others = [name for name in waiting if name != self.plan.baseline]
-        return [name for name in waiting if name == self.plan.baseline] + others[:: 1 if turn % 2 else -1]
+        return sorted(waiting[:: 1 if turn % 2 else -1], key=lambda name: name != self.plan.baseline)
 
     def _limit(self, name: str) -> int:
         alone = self.plan.contenders[name] == "compute"
