@@ -1,5 +1,6 @@
 """A gang of real processes joined by gloo, started once and used by many tests."""
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
@@ -149,7 +150,8 @@ def _compile() -> None:
     kernels.warmup()
 
 
-_taken = list[socket.socket]()
+_taken = ExitStack()
+atexit.register(_taken.close)
 
 
 def free_port() -> int:
@@ -167,7 +169,7 @@ def free_port() -> int:
         except OSError:
             twin.close()
             continue
-        _taken.append(twin)
+        _taken.enter_context(twin)
         return port
     raise GangError("no port below 29000 is free")
 
