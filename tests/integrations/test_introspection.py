@@ -78,6 +78,10 @@ def test_modules_are_searched_for_again_only_where_there_may_be_others(monkeypat
     second = Derived()
     assert any(o is second for o in introspection.living({"Wrapper", "Other"}))
     assert len(searches) == 2
+    del second
+    third = Derived()  # in the place of the second, so that its class is referred to as often
+    assert any(o is third for o in introspection.living({"Wrapper", "Other"}))
+    assert any(o is first for o in introspection.living({"Wrapper", "Other"}))
 
 
 def test_a_search_keeps_no_module_alive() -> None:

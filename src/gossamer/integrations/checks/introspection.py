@@ -90,14 +90,15 @@ def living(names: Collection[str]) -> list[nn.Module]:
 
     A wrapper leaves no mark on the module inside it. We ask for what refers to the classes, and not for all objects: among those
     is a tuple that a comm thread has begun, and to hold it for a moment ends that thread in a SystemError. That takes 20 to 75 ms,
-    so we search again only where there may be others: a module holds a reference to its class, and classes tell how many they have.
+    so we search again only where one of them is gone, or its class is referred to more or less often, as each module refers to its own.
     """
     kinds = {kind for kind in _kinds_of(nn.Module) if not kind_names(kind).isdisjoint(names)}
     counts, key = {id(kind): sys.getrefcount(kind) for kind in kinds}, frozenset(names)
-    if key not in _found or _found[key][0] != counts:
-        found = [o for o in gc.get_referrers(*kinds) if type(o) in kinds] if kinds else []
-        _found[key] = counts, [ref(o) for o in found]
-    return [module for each in _found[key][1] if (module := each()) is not None]
+    before, found = _found.get(key, ({}, []))
+    if counts != before or any(each() is None for each in found):
+        found = [ref(o) for o in gc.get_referrers(*kinds) if type(o) in kinds] if kinds else []
+        _found[key] = counts, found
+    return [module for each in found if (module := each()) is not None]
 
 
 def _kinds_of(base: type) -> Iterator[type]:
