@@ -20,7 +20,11 @@ from gossamer.core.parts import registry
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 OWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("launch/*.md"))]
-ELSEWHERE = {"lab.md", "workloads.md"}  # whose code needs a lab, and is run beside the workloads
+ELSEWHERE = {
+    "lab.md",
+    "report.md",
+    "workloads.md",
+}  # whose code needs a lab or the record of a run, or is run beside the workloads
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
 
