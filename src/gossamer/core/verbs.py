@@ -328,7 +328,7 @@ def all_gather_ragged(wire: Tensor, limit: int) -> Program[list[Tensor]]:
     padded[: wire.numel()] = wire
     wires = yield AllGather(padded, agreed=True)
     cut = [w[:n] for w, n in zip(wires, lengths, strict=True)]
-    return GatheredWires(cut, wires.known) if isinstance(wires, GatheredWires) else cut
+    return GatheredWires(cut, wires.known, wires.copied) if isinstance(wires, GatheredWires) else cut
 
 
 def all_to_all_ragged(wires: Sequence[Tensor], limit: int) -> Program[list[Tensor]]:

@@ -156,12 +156,14 @@ class EqualReader(Reader):
 class GatheredWires(list[Tensor]):
     """Gathered wires, and what ranks that a fabric serves together have made of them.
 
-    What all ranks would compute alike, the first of them computes, and the others copy it.
+    What all ranks would compute alike, the first of them computes, and the others copy what `copied` has kept of it.
     """
 
-    def __init__(self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]]) -> None:
+    def __init__(
+        self, wires: Sequence[Tensor], known: dict[Any, tuple[Tensor, Any]], copied: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__(wires)
-        self.known = known
+        self.known, self.copied = known, copied
 
 
 def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T]) -> T:
@@ -170,7 +172,7 @@ def once(wires: Sequence[Tensor], key: Any, out: Tensor, compute: Callable[[], T
         return compute()
     if key not in wires.known:
         found = compute()
-        wires.known[key] = out.clone(), found
+        wires.known[key] = wires.copied(out), found
         return found
     written, found = wires.known[key]
     out.copy_(written)

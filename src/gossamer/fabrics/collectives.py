@@ -64,10 +64,10 @@ def answers(verbs: Sequence[Any]) -> list[Any]:
         case AllGather():
             wires = [v.wire.clone() for v in verbs]  # a program may still write to the tensor that it passed
             known, first = dict[Any, tuple[Tensor, Any]](), verbs[0].read
-            read = [_read(0, verbs[0], GatheredWires(wires, known))]
+            read = [_read(0, verbs[0], GatheredWires(wires, known, _copied))]
             for rank, verb in enumerate(verbs[1:], 1):
                 copied = isinstance(verb.read, EqualReader) and verb.read.copy(first)
-                read.append([] if copied else _read(rank, verb, GatheredWires(wires, known)))
+                read.append([] if copied else _read(rank, verb, GatheredWires(wires, known, _copied)))
             return read
         case _:
             came = _exchanged([_made(rank, v) for rank, v in enumerate(verbs)], [v.lengths for v in verbs])
@@ -83,6 +83,10 @@ def _exchanged(sent: Sequence[Sequence[Tensor]], lengths: Sequence[Sequence[int]
     for first in range(0, len(sent), TOGETHER):
         for rank, came in enumerate(torch.stack([each[first : first + TOGETHER] for each in rows], 1), first):
             yield WireRows(came, lengths[rank])
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.clone()
 
 
 def _made(rank: int, verb: AllToAll) -> Sequence[Tensor]:
