@@ -171,7 +171,7 @@ def test_the_glossary_has_few_words_and_each_once() -> None:
 # 1,800 nine methods of the years 2023 to 2026, 1,200 the simulator's costs, events and restarts, 1,050 the events of a run, 560 data
 # and their order, 2,450 members under every recipe, their seats, nodes and shards, how they leave, save and end, 1,000 members in the
 # simulator, 420 the peak of a rank's memory.
-LIBRARY_LINES = 57_000
+LIBRARY_LINES = 57_010
 # The goal is 10,000: 570 are the emulated accelerator, 1,600 plan and measure a cluster, 140 measure noise, 500 the page of a plan,
 # 4,000 the claims of papers, 330 goodput.
 TOOL_LINES = 23_100

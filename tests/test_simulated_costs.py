@@ -59,7 +59,7 @@ def test_gradients_arrive_by_the_blocks_that_are_in_force_also_after_a_controlle
     alone = trained(recipe, costs_on(slow, recipe, MODEL, NoWork()), 4).moments(4)
     run = trained(auto, costs_on(slow, auto, MODEL, NoWork()), 18)
     moments = run.moments(18)
-    assert any(f"auto: {recipe} from step 14" in each.decision for each in run.ledger.decisions)
+    assert any(f"auto: {recipe} from step 13" in each.decision for each in run.ledger.decisions)
     assert len(moments) == 18
     assert moments[-1] - moments[-2] == pytest.approx(alone[-1] - alone[-2], rel=1e-3)
 

@@ -69,7 +69,6 @@ EXCEPTIONS = {
     ("schedules/on_arrival.py", "consensus_share"): NUMBER,
     ("schedules/on_arrival.py", "step"): NUMBER,
     ("schedules/server.py", "add"): NUMBER,
-    ("schedules/zero_one.py", "_number"): NUMBER,
     ("updates/zero_one_adam_update.py", "direction"): NUMBER,
     ("updates/momentum_step.py", "moments"): NUMBER,
     ("runtime/heterogeneity.py", "heterogeneity"): "host data; moved before it is sent",

@@ -120,7 +120,7 @@ class ZeroOne(Schedule, CompressesSome):
             yield OptimizerStep()
             return
         _set_out(loop)
-        rates, one = loop.optimizer.lrs, torch.ones((), dtype=torch.float64)
+        rates, one = loop.optimizer.lrs, torch.ones((), dtype=torch.float64, device="cpu")
         stepped = yield OptimizerStep()
         for state, lr, decay in zip(loop.states, rates, loop.optimizer.decays, strict=True):
             state["rate"] = state.get("rate", 0 * one) + stepped * lr
