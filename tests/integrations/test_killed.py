@@ -84,6 +84,7 @@ def dying_under_ddp(rank: int, size: int, victim: int) -> tuple[str, float]:
 
     model.module.weight.register_hook(die)
     while hook.step < 1000:
+        model.zero_grad()
         began = time.monotonic()
         try:
             loss_of(model, rank, hook.step + 1).backward()
