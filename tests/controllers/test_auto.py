@@ -524,7 +524,7 @@ def test_where_ranks_hold_shards_a_slow_one_is_named_by_its_place_among_all() ->
     for replica in ranks:
         replica.worker.replica = TwoShards()
     run = train(ranks, pulled, 20, FAST, alike)
-    assert "; rank 1 computes 2.1e+03 ms a step, the others 100 ms" in words(run)[-1]
+    assert "; rank 1 computes 2.1 s a step, the others 100 ms" in words(run)[-1]
 
 
 def test_shards_of_unlike_lengths_predict_the_same() -> None:

@@ -68,4 +68,4 @@ def test_a_rank_that_sleeps_through_each_step_is_named_and_nothing_changes() -> 
     run = train(ranks, pulled, 300, on(Events(slow=(SlowSteps(2, 200.0, 10_000),))))
     assert exchange(ranks) == DENSE
     assert chosen(run) == [(16, "dense")]
-    assert "; rank 2 computes 120 ms a step, the others 0.6 ms, which no recipe changes" in words(run)[-1]
+    assert "; rank 2 computes 120 ms a step, the others 600 us, which no recipe changes" in words(run)[-1]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from gossamer.core.contracts.times import NAN, CandidateCost, RankTimes
 from gossamer.costs.laws import FORWARD
+from gossamer.costs.quantities import say_seconds
 
 LEAST = 4  # known steps of a window from which its median says anything
 CLEARLY = 1.5  # times as long as another, so that few steps tell the two apart
@@ -120,7 +121,7 @@ def _slow_rank(computing: Sequence[float]) -> str:
     others = median(seconds for rank, seconds in enumerate(computing) if rank != slowest)
     if computing[slowest] <= SLOW * others:
         return ""
-    return f"rank {slowest} computes {_ms(computing[slowest])} a step, the others {_ms(others)}"
+    return f"rank {slowest} computes {say_seconds(computing[slowest])} a step, the others {say_seconds(others)}"
 
 
 # -- prediction ---------------------------------------------------------------------------------------------------------
@@ -248,18 +249,14 @@ def mean_losses(times: Sequence[RankTimes]) -> list[float]:
 # -- words ----------------------------------------------------------------------------------------------------------------
 
 
-def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.3g} ms"
-
-
 def say_choice(name: str, step: int, steps: WindowMedian, dense: WindowMedian, guess: float) -> str:
-    took = f"{_ms(steps.middle)} a step, {_ms(dense.middle)} dense (predicted {_ms(guess)})"
+    took = f"{say_seconds(steps.middle)} a step, {say_seconds(dense.middle)} dense (predicted {say_seconds(guess)})"
     return f"auto: {name} from step {step}: {took}"
 
 
 def say_dense(seen: Timing) -> str:
-    return f"auto: dense is best here: it waits {_ms(seen.waiting)} of {_ms(seen.steps.middle)}"
+    return f"auto: dense is best here: it waits {say_seconds(seen.waiting)} of {say_seconds(seen.steps.middle)}"
 
 
 def say_measured(name: str, steps: WindowMedian) -> str:
-    return f"{name} {_ms(steps.middle)}"
+    return f"{name} {say_seconds(steps.middle)}"
