@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,3 +303,17 @@ def test_what_the_page_shows_of_ranks_that_are_lost_leave_and_come_is_what_its_c
     code, out, _ = say(*words)
     assert code == 0
     assert " ".join(shown.split()) in " ".join(out.split())
+
+
+@pytest.mark.slow
+def test_what_the_page_shows_of_the_others_that_go_on_is_what_its_command_prints(say: Say) -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text().partition("### The others go on\n")[2]
+    command, shown = re.findall(r"```(?:bash|text)\n(.*?)```", page, re.DOTALL)[:2]
+    code, out, _ = say(*shlex.split(command.replace("\\\n", ""))[1:])
+    assert code == 0
+    rows = re.findall(r"^\| ((?:allreduce|local_sgd).*) \|$", page.partition("```text")[0], re.MULTILINE)
+    assert len(rows) == 4
+    for cells in (row.split(" | ") for row in rows):
+        assert re.search(".*".join(map(re.escape, cells)), out), cells
+    lines = [" ".join(line.split()) for line in re.split(r"(?m)^(?=allreduce: )|^\.\.\.$", shown)]
+    assert [line for line in lines if line not in " ".join(out.split())] == []
