@@ -55,3 +55,16 @@ def test_a_price_that_cannot_be_read_is_refused(text: str) -> None:
 @pytest.mark.parametrize("value", [1.0, 123.0, 25e6, 3.125e9, 1e15])
 def test_what_is_said_of_a_rate_can_be_read_again(value: float) -> None:
     assert quantities.rate(quantities.say_rate(value)) == pytest.approx(value, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (577, "577 parameters"),
+        (4_810, "4.81 k parameters"),
+        (124_439_808, "124 M parameters"),
+        (6_738_415_616, "6738 M parameters"),
+    ],
+)
+def test_a_number_of_parameters_is_said_without_powers_of_ten(count: int, said: str) -> None:
+    assert quantities.say_parameters(count) == said

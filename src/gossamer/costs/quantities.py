@@ -134,6 +134,10 @@ def say_size(value: float) -> str:
     return _in_units(value, ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 
 
+def say_parameters(count: int) -> str:
+    return _in_units(count, ("M parameters", 1e6), ("k parameters", 1e3), ("parameters", 1.0))
+
+
 def say_money(amount: float, currency: str) -> str:
     return _in_units(amount, (currency, 1.0))
 
@@ -141,5 +145,4 @@ def say_money(amount: float, currency: str) -> str:
 def _in_units(value: float, *units: tuple[str, float]) -> str:
     """A value in the largest unit that is not above it, or in the last; never in powers of ten."""
     unit, factor = next(((unit, factor) for unit, factor in units if value >= 0.9995 * factor), units[-1])
-    number = value / factor
-    return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
+    return f"{value / factor:{'.3g' if value < 999.5 * factor else '.0f'}} {unit}"

@@ -524,3 +524,12 @@ def test_a_terminal_shows_whole_numbers_however_narrow_it_is(
     for row in found["recipes"]:
         figures = say_seconds(row["step_s"]), f"{row['utilisation']:.0%}", f"{row['of']['ddp']:.2f}"
         assert any(all(figure in line for figure in figures) for line in lines), (row["recipe"], figures, out)
+
+
+def test_a_model_of_billions_is_said_without_powers_of_ten(say: Say) -> None:
+    """Of llama-7b it said 6.74e+03 M parameters."""
+    code, out, _ = say(
+        "plan", "llama-7b", "allreduce", "--step", "2s", "--nodes", "2", "--gpus", "1", "--rate", "25gbit"
+    )
+    assert code == 0
+    assert "llama-7b: 6738 M parameters in fp32" in out

@@ -54,6 +54,7 @@ def test_a_card_says_up_to_what_severity_machines_are_busy(say: Say) -> None:
     code, out, _ = say("recipes", "diloco(30) + allreduce(fp32())", "--parameters", "40000")
     assert code == 0
     assert "95 % busy up to S = 1.1, with full overlap 21" in out
+    assert "40 k parameters, " in out
     row = facts(say, "nodes(scatter(qsgd()), 4)", "--hosts", "8")
     assert row["busy_up_to"][0] == pytest.approx(row["parameters"] * 4 / 19 / row["card_bytes_per_step"], rel=1e-3)
 

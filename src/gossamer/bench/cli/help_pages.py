@@ -14,6 +14,7 @@ from gossamer.bench.cli.list_tables import Card, prose, summary
 from gossamer.bench.lab import format_rate
 from gossamer.bench.report.formatting import rate, seconds, size
 from gossamer.core.text import listed
+from gossamer.costs.quantities import say_parameters
 
 
 def list_parts(rows: list[Card]) -> None:
@@ -40,7 +41,6 @@ def show_recipe(card: Card) -> None:
         _padded(out, prose(out, part["summary"]))
         if part["wire"]:
             _padded(out, f"[dim]on the wire:[/] {prose(out, part['wire'])}")
-    _section(out, "Sends", _asked(card))
     _sent(out, card, [(card["name"], card)])
     if end := card.get("to_the_end"):
         _section(out, "Trained to the end", end["on"])
@@ -56,7 +56,6 @@ def show_part(card: Card) -> None:
         _section(out, "On the wire")
         _padded(out, prose(out, card["wire"]), 2)
     if card["recipes"]:
-        _section(out, "Sends", _asked(card))
         _sent(out, card, [(r["expression"], r) for r in card["recipes"]])
     _refused(out, card, "")
     if card["presets"]:
@@ -91,12 +90,10 @@ def _details(out: Console, paragraphs: list[str]) -> None:
             out.print(prose(out, words))
 
 
-def _asked(card: Card) -> str:
-    return f"{card['model']}, {card['parameters'] / 1e6:.3g} M parameters, {card['hosts']} ranks; per step, on average"
-
-
 def _sent(out: Console, card: Card, rows: list[tuple[str, Card]]) -> None:
     """Print bytes per step of recipes, with a dense all-reduce for comparison."""
+    asked = f"{card['model']}, {say_parameters(card['parameters'])}, {card['hosts']} ranks; per step, on average"
+    _section(out, "Sends", asked)
     link = [f"at {rate(format_rate(card['rate']))}"] if card["rate"] else []
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("", overflow="fold")

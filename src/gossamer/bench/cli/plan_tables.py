@@ -13,7 +13,7 @@ from gossamer.bench import utility
 from gossamer.bench.cli.console import columns, console, fits, print_table
 from gossamer.bench.published import PAPER, SIZES
 from gossamer.costs import Cluster, Crossing
-from gossamer.costs.quantities import say_money, say_rate, say_seconds, say_size
+from gossamer.costs.quantities import say_money, say_parameters, say_rate, say_seconds, say_size
 from gossamer.costs.severity import severity, two_digits
 from gossamer.planning.baselines import sharded
 from gossamer.planning.model_cost import ModelCost
@@ -54,7 +54,7 @@ def _setting(plan: TrainingPlan) -> str:
     hosts = f"{cluster.nodes} host{'s' * (cluster.nodes > 1)} of {cluster.ranks_per_node} rank"
     sharded = f", sharded over {plan.shards}" if plan.shards > 1 else ""
     return (
-        f"{model.name}: {model.numel / 1e6:.3g} M parameters in {model.dtype}, {say_seconds(model.computing)} of computing a step; {hosts}"
+        f"{model.name}: {say_parameters(model.numel)} in {model.dtype}, {say_seconds(model.computing)} of computing a step; {hosts}"
         f"{'s' * (cluster.ranks_per_node > 1)}{sharded}, {say_rate(cluster.rate)}, {say_seconds(cluster.latency)} a message, "
         f"{cluster.backend}; severity {two_digits(_severity(plan))}."
     )
