@@ -33,6 +33,7 @@ kernels.warmup()
 
 LOADED = """
 import os, sys, torch, gossamer.kernels as kernels
+from gossamer.bench.cli import doctor
 for folder in sys.argv[1:]:
     if os.fork() == 0:
         for number, name in ((1, "out"), (2, "err")):
@@ -46,7 +47,6 @@ else:
 
 
 BROKEN_NUMBA = """
-from gossamer.bench.cli import doctor
 x = torch.tensor([1.0, -3.0])
 print(kernels.absmax(x, (0, 2)).item(), kernels.divide(x, 2).item())
 kernels.warmup()
