@@ -250,6 +250,28 @@ def test_micro_batches_without_no_sync_are_told_of_it(gang2: Gang) -> None:
         assert not refused
 
 
+def resumed_and_added(rank: int, size: int) -> list[str]:
+    """Ten steps of one batch each; their state is loaded, and from then on each step has two micro-batches."""
+    model = Deep()
+    ddp, optimizer = wrap(model), sgd(model)
+    hook = gossamer.ddp.register(ddp, "allreduce" + BUCKETS, seed=SEED, deadline=DEADLINE)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for step in range(1, 13):
+            if step == 11:
+                hook.load_state_dict(hook.state_dict())
+            optimizer.zero_grad()
+            for _ in range(1 if step <= 10 else 2):
+                loss_of(ddp, rank, step).backward()
+            optimizer.step()
+    hook.close()
+    return [str(w.message) for w in said if "no_sync" in str(w.message)]
+
+
+def test_a_hook_that_goes_on_from_a_checkpoint_looks_at_its_first_steps_again(gang2: Gang) -> None:
+    assert [len(said) for said in gang2.run(resumed_and_added)] == [1, 1]
+
+
 @pytest.mark.parametrize("recipe", ["gather(topk(ratio=0.3)) + momentum_correction()", "ef21"])
 def test_nothing_is_added_to_what_is_no_gradient(gang2: Gang, recipe: str) -> None:
     for _, steps, _, refused in gang2.run(added, recipe, "plain"):
