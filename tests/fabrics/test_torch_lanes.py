@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from tests.gang import Gang
 
 from gossamer.core import verbs
 from gossamer.core.verbs import Compute, Program
+from gossamer.fabrics.torch.endpoint import Endpoint
 from gossamer.fabrics.torch.fabric import TorchFabric
 
 pytestmark = pytest.mark.gang
@@ -44,6 +46,29 @@ def test_programs_keep_their_order_whatever_the_pace(everywhere: Everywhere) -> 
     answers = everywhere(uneven_starts)
     size = len(answers)
     assert answers == [[i * size * (size + 1) / 2 for i in range(8)]] * size
+
+
+def slow_to_connect(rank: int, size: int) -> tuple[float, float]:
+    """When this rank was connected, and when its fabric was there; the last rank connects more slowly."""
+    connect, ends = Endpoint.connect, list[float]()
+
+    def slowly(*arguments: Any) -> Any:
+        connection = connect(*arguments)
+        time.sleep(0.5 if rank == size - 1 else 0)
+        ends.append(time.monotonic())
+        return connection
+
+    with mock.patch.object(Endpoint, "connect", slowly):
+        fabric = TorchFabric(deadline=20)
+    ready = time.monotonic()
+    fabric.close()
+    return ends[0], ready
+
+
+def test_no_rank_may_leave_while_another_still_connects(gang2: Gang) -> None:
+    """The other's connection would end while it is made, and this rank would look lost."""
+    connected, ready = zip(*gang2.run(slow_to_connect), strict=True)
+    assert min(ready) >= max(connected)
 
 
 def two_lanes(rank: int, size: int) -> float:

@@ -115,6 +115,7 @@ class NetworkDriver:
 
         try:
             group.connect(make(meet, group.among))
+            meet("connected")  # to one that still connects, a rank that leaves at once would look lost
         except AttachError:  # of all ranks alike
             raise
         except RuntimeError as error:
