@@ -126,6 +126,13 @@ def test_plain_lines_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_where_nothing_is_judged_a_plain_line_has_no_quality(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = progress.PlainLines(ComparePlan({"qsgd": "qsgd"}, steps=20))
+    lines.show(RankEvent(Step(5, 2.5, 7.25, 10), "qsgd"))
+    lines.show(RankEvent(Evaluation(5, 2.5, 10, float("nan")), "qsgd"))
+    assert capsys.readouterr().err == "qsgd  step   5/20   2.50 s  loss 7.250  sent 10 B  a step 500 ms  left 7.50 s\n"
+
+
 def test_a_step_beyond_those_that_were_asked_for_is_not_counted_among_them(capsys: pytest.CaptureFixture[str]) -> None:
     lines = progress.PlainLines(ComparePlan({"qsgd": "qsgd"}, steps=10))
     for done in (10, 15):

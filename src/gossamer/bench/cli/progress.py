@@ -180,8 +180,7 @@ class PlainLines:
         self.width = min(24, max(map(len, self.rows)))
 
     def show(self, event: RankEvent) -> None:
-        row = self.rows.get(event.run)
-        if row is not None:
+        if (row := self.rows.get(event.run)) is not None:
             row.take(event.what)
         if row is not None and isinstance(event.what, Evaluation):
             said(f"{row.name:>{self.width}}  {_line(row)}")
@@ -193,8 +192,9 @@ def _line(row: ProgressRow) -> str:
     """Line of one evaluation; unknown numbers are left out."""
     numbers = row.numbers()
     wide = 2 * len(str(row.steps)) + 2
-    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}", f"{row.judged} {fixed(row.quality, 4)}"]
-    told += [f"{name} {numbers[name]}" for name in ("loss", "sent", "a step", "waits", "left") if numbers[name]]
+    told = [f"step {numbers['step']:>{wide}}", f"{seconds(row.seconds):>7}"]
+    kinds = {"quality": row.judged} | {name: name for name in ("loss", "sent", "a step", "waits", "left")}
+    told += [f"{name} {numbers[kind]}" for kind, name in kinds.items() if numbers[kind]]
     return "  ".join(told) + _lost(row)
 
 
