@@ -126,6 +126,20 @@ def test_steps_that_a_rank_skips_count_neither_for_the_momentum_nor_for_the_deca
             ranks = resumed(EXACT, saved(ranks), optimizer=decayed)
 
 
+def test_a_round_without_a_learning_rate_changes_no_model_and_leaves_each_rank_its_momentum() -> None:
+    """It is saved and resumed in the round, whose learning rates come to zero."""
+    ranks, twin = make(EXACT, 3, optimizer=adamw), Twin(3)
+    for step in range(1, 17):
+        lr = 0.0 if 9 <= step <= 12 else 0.02
+        for r in ranks:
+            r.optimizer.param_groups[0]["lr"] = lr
+        train(ranks, pull, 1)
+        twin.step(step, lr, 0.1)
+        assert_close(ranks, twin)
+        if step == 10:
+            ranks = resumed(EXACT, saved(ranks), optimizer=adamw)
+
+
 def test_what_steps_came_to_tells_the_common_point_at_every_step() -> None:
     ranks = make(SHORT, 3, optimizer=undecayed)
     train(ranks, pull, 8)
