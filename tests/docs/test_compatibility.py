@@ -74,3 +74,12 @@ def test_every_private_name_is_on_the_page() -> None:
     named = {(part, module) for name, module, _ in table for part in name.split(".")}
     assert sorted(looked_up() - named) == []
     assert [name for name, module, _ in table if (name.rpartition(".")[2], module) not in looked_up()] == []
+
+
+def test_every_private_name_of_numba_is_on_the_page() -> None:
+    tree = ast.parse((SOURCE / "kernels" / "cpu" / "compile.py").read_text())
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    used |= {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}  # of getattr
+    section = PAGE.partition("\n`kernels/cpu/compile.py` ")[2].partition("\n\n")[0]
+    assert {*re.findall(r"`(_\w+)`", section)} == {name for name in used - own if re.fullmatch(r"_[a-z]\w*", name)}
