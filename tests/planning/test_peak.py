@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from gossamer.bench import catalogue
+from gossamer.core.errors import WireError
 from gossamer.costs import Cluster, from_flags
 from gossamer.planning.baselines import sharded
 from gossamer.planning.live_bytes import LiveBytes
 from gossamer.planning.model_cost import ModelCost
 from gossamer.planning.model_shapes import from_shapes, known_model
+from gossamer.planning.one_rank import OneRank
 from gossamer.planning.peak import PeakMemory
 from gossamer.planning.plan import plan, prepare
 from gossamer.planning.work import NoWork
@@ -79,6 +81,23 @@ def test_a_rank_holds_at_least_what_it_keeps(name: str) -> None:
     assert found.keeps == prepared.keeps
     assert found.peak >= found.training + found.keeps
     assert not found.is_least or recipe.schedule.shape.is_async
+
+
+def test_what_cannot_be_rehearsed_is_an_at_least_and_a_defect_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = from_shapes({"other": (16, 9)}, 0.1, name="other", memory_rate=1e10)  # of which nothing is cached
+
+    def fails(error: Exception) -> None:
+        def take_step(rank: OneRank) -> None:
+            raise error
+
+        monkeypatch.setattr(OneRank, "take_step", take_step)
+
+    fails(WireError("the wire of another rank is unknown"))
+    assert held("allreduce", model).is_least
+    for defect in (RuntimeError, IndexError, TypeError, ValueError):
+        fails(defect("a defect"))
+        with pytest.raises(defect, match="a defect"):
+            held("allreduce", model)
 
 
 def test_a_large_model_is_cut_down_and_its_buckets_follow_from_two_cuts() -> None:

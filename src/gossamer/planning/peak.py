@@ -69,7 +69,7 @@ def memory_of(programs: Programs, model: ModelCost, keeps: float) -> PeakMemory:
     per_node = max(cluster.ranks_per_node // programs.sharing, 1)
     try:
         held = unit * _at_size(partial(_multiple, rehearsal), programs.size, per_node)
-    except (GossamerError, RuntimeError, LookupError, TypeError, ValueError):  # it depends on other ranks' answers
+    except GossamerError:  # it depends on other ranks' answers
         return PeakMemory(*training, keeps, float(model.wide * model.numel + model.gathered), is_least=True)
     return PeakMemory(*training, keeps, max(held - 2 * unit - keeps, 0.0))
 
