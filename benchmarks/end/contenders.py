@@ -9,8 +9,9 @@ from benchmarks.end.records import DENSE, JUDGED, TUNING, Job, Run, Study
 from gossamer.recipes import presets
 
 RATES = (0.5, 1.0, 2.0)  # multiples of the workload's, of which the best is taken
-# Each element moves by the whole learning rate, or each matrix by a norm of it, whatever the gradient's length.
-SMALL_STEPS = dict.fromkeys(("signsgd", "distributed_lion", "demo"), (0.01, 0.03, 0.1))
+# Each element moves by the whole learning rate, or each matrix by a norm of it, whatever the gradient's length. Under randk
+# it waits for about a hundred steps, then moves by the sum of all of them.
+SMALL_STEPS = dict.fromkeys(("signsgd", "distributed_lion", "demo", "randk"), (0.01, 0.03, 0.1))
 FIRST = (  # what most people would take, and what was behind dense in earlier runs
     *("qsgd", "topk", "powersgd", "local_sgd", "slowmo", "sgp", "bf16", "int8", "terngrad", "local_gradients"),
     *("sketched_sgd", "ef21", "fetchsgd", "overlap_local_sgd", "diloco", "streaming_diloco", "dgc", "diana"),
