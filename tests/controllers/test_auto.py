@@ -27,6 +27,7 @@ from gossamer.core.contracts.times import NUMBERS
 from gossamer.core.errors import AttachError, RecipeError
 from gossamer.core.programs import through
 from gossamer.core.verbs import Now, Program, Start, Verb
+from gossamer.costs import quantities
 from gossamer.fabrics.links import Network
 from gossamer.integrations.checks.devices import refuse_lengths
 from gossamer.recipe import Recipe
@@ -180,7 +181,7 @@ def test_a_gain_that_the_trial_does_not_show_is_refused() -> None:
     run = train(ranks, pulled, 60, FAST, alike)
     assert exchange(ranks) == "allreduce(fp32())"
     (said,) = (w for w in words(run) if w.startswith("auto: dense is best here") and "(predicted " in w)
-    waits, took = map(float, re.findall(r"it waits (\S+) ms of (\S+) ms;", said)[0])
+    waits, took = map(quantities.seconds, re.findall(r"it waits (\S+ \w+) of (\S+ \w+);", said)[0])
     assert waits < took
 
 

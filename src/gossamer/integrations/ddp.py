@@ -61,8 +61,7 @@ class Hook(RunFacts):
         self.names = {id(param.parameter): name for name, param in worker.params.items()}
         self.intake = GradBuckets(worker, self._launch)
         self.waiting: list[tuple[list[Tensor], list[str], Future[Tensor], Tensor]] = []
-        self._doubts = LoopWarnings(worker)
-        self._looks = {*range(worker.step + 1, worker.step + 9)}  # steps whose first passes are looked at
+        self._doubts, self._looks = LoopWarnings(worker), {*range(worker.step + 1, worker.step + 9)}  # looked at
         self._ddp, self._largest = ddp_model, max(worker.params.values(), key=lambda param: param.parameter.numel())
         self._handles: list[Any] = [] if self._scale is None else [self._scale]
         self._handles.append(self._largest.parameter.register_hook(self._begin_pass))
