@@ -163,6 +163,12 @@ def test_a_better_rate_is_told_beside_the_workload_s() -> None:
     ]
 
 
+def test_a_better_rate_with_the_same_verdict_is_not_told_twice() -> None:
+    tried = [ended("a", rate, 0, q) for rate, q in ((0.5, 0.9), (1.0, 0.8), (2.0, 0.7))]
+    runs = known(*DENSES, *tried, ended("a", 1.0, 40, 0.903), ended("a", 0.5, 40, 0.905))
+    assert tables.final(runs, "a") == "as good as dense to the end (one seed so far)"
+
+
 def test_a_loss_is_compared_with_dense_s_of_the_same_seed_where_another_seed_diverged() -> None:
     lost = replace(ended("a", 1.0, 40, 0.0), outcome="diverged", quality=None, loss=None)
     runs = known(*DENSES, lost, ended("a", 1.0, 41, 0.91), ended("a", 1.0, 42, 0.915))  # as dense's of these seeds

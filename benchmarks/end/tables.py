@@ -190,11 +190,11 @@ def _at_best(known: Known, name: str) -> list[str]:
 
 
 def final(known: Known, name: str) -> str:
-    """The verdict in words: at the workload's rate, and at another if that one is better."""
+    """The verdict in words: at the workload's rate, and at another that is better and has another verdict."""
     found, best = verdict(judged(known, name, 1.0), judged(known, DENSE, 1.0)), _best_pair(known, name)
     if found is None:
         return EMPTY
-    if best is None or best[0] == 1.0 or best[1] is None or best[1].lost >= found.lost:
+    if best is None or best[0] == 1.0 or best[1] is None or best[1].lost >= found.lost or best[1].text == found.text:
         return found.text
     return f"{found.text}; at {best[0]:g} times the rate {best[1].text}"
 
